@@ -58,7 +58,7 @@ def written(session, length, sampling=None, **settings):
 @pytest.fixture
 def short_segments(monkeypatch):
     """Sessions read segments of 64 tokens at most."""
-    module = import_module("transformer_xl.inference.generate.session")
+    module = import_module("transformer_xl.inference.generate.prompts")
     monkeypatch.setattr(module, "PROMPT_SEGMENT", 64)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from transformer_xl.apps.serve.texts import Text
-from transformer_xl.inference.generate import PROMPT_SEGMENT, text_start
-from transformer_xl.model import LanguageModel, Lengths, Memory, read
+from transformer_xl.inference.generate import PROMPT_SEGMENT, prompt_lengths, text_start
+from transformer_xl.model import LanguageModel, Memory, read
 
 _CHUNKS_PER_BATCH = 8
 """A batch of chunks has at most as many tokens, with padding, as so many full chunks."""
@@ -23,8 +23,7 @@ class PromptReader:
 
     def __init__(self, model: LanguageModel, piece: int) -> None:
         self._model, self._mem_len = model, model.config.mem_len
-        # Everything read enters the memory, so no extended context is read again.
-        self._lengths = Lengths.of(model.config, segment_len=PROMPT_SEGMENT, ext_len=0)
+        self._lengths = prompt_lengths(model, None)
         self._start = text_start(model, self._lengths)
         self._is_kept = self._start.has_keys
         # Where results depend on the bounds of segments, a segment is read as a whole.

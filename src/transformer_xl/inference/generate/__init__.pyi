@@ -1,6 +1,6 @@
 from .batch import Generation, GenerationBatch, generate, generate_batch, seed_of
 from .history import History
-from .prompts import PROMPT_SEGMENT, text_start
+from .prompts import PROMPT_SEGMENT, prompt_lengths, text_start
 from .sampler import Sampler
 from .sampling import Sampling, breaker_tokens
 from .session import Mark, Session, from_pretrained
@@ -24,6 +24,7 @@ __all__ = [
     "generate_batch",
     "load_state",
     "prompt_for",
+    "prompt_lengths",
     "save_state",
     "seed_of",
     "text_start",

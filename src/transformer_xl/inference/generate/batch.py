@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer_xl.data import Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.generate.history import History
-from transformer_xl.inference.generate.prompts import Prompts
+from transformer_xl.inference.generate.prompts import Prompts, prompt_lengths
 from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.sampling import Sampling
 from transformer_xl.inference.generate.text_writer import TextWriter
@@ -106,9 +106,8 @@ class GenerationBatch(Iterator[dict[int, int]]):
         mems: The memory to start with, or a decoder, which goes on. None: start of a text.
         sampler: The sampler.
         seeds: Random seed of each text, as for :func:`random_numbers`.
-        mem_len: Memory length. None: as configured.
+        lengths: The lengths.
         before: The last tokens in the memory, for penalties and for decoding.
-        lengths: The lengths, in place of ``mem_len``.
     """
 
     def __init__(
@@ -119,16 +118,13 @@ class GenerationBatch(Iterator[dict[int, int]]):
         mems: Memory | Decoder | None,
         sampler: Sampler,
         seeds: Sequence[SupportsIndex | Tensor | None],
-        mem_len: SupportsIndex | None,
+        lengths: Lengths,
         before: object = (),
-        lengths: Lengths | None = None,
     ) -> None:
         self._length: int | None = whole("length", length)
         decoder = mems if isinstance(mems, Decoder) else None
         start = None if isinstance(mems, Decoder) else mems
-        self._prompts = Prompts(
-            model, prompts, start, mem_len, length=self._length, lengths=lengths
-        )
+        self._prompts = Prompts(model, prompts, start, lengths, self._length)
         self._model, self._sampler, self._modules = model, sampler, [*model.modules()]
         known = as_tokens(before, model.config, "the history").tolist()
         tokens = self._prompts.tokens
@@ -355,9 +351,9 @@ def generate(
     if isinstance(mems, Memory) and mems.batch_size != 1:
         raise InputError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
     vocab_size = require_model(model).config.vocab_size
-    sampler = Sampler(sampling, vocab_size)
+    sampler, lengths = Sampler(sampling, vocab_size), prompt_lengths(model, mem_len)
     return Generation(
-        GenerationBatch(model, [ids], length, mems, sampler, [seed], mem_len, history)
+        GenerationBatch(model, [ids], length, mems, sampler, [seed], lengths, history)
     )
 
 
@@ -407,4 +403,5 @@ def generate_batch(
         seeds = [seed_of(seed, n) for n in range(len(prompts))]
     if len(seeds) != len(prompts):
         raise InputError(f"{len(seeds)} seeds for {len(prompts)} prompts: give one for each")
-    return GenerationBatch(model, prompts, length, mems, sampler, seeds, mem_len)
+    lengths = prompt_lengths(model, mem_len)
+    return GenerationBatch(model, prompts, length, mems, sampler, seeds, lengths)

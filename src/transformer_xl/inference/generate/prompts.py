@@ -31,15 +31,14 @@ class Prompts:
 
     Attributes:
         tokens: The tokens of each prompt.
-        lengths: The lengths with which they are read and continued.
+        lengths: As the argument.
 
     Args:
         model: The model.
         prompts: The prompts in tokens.
         mems: The memory to start with. None: start of a text, after the preface of the model.
-        mem_len: Memory length. None: as configured.
+        lengths: The lengths with which they are read and continued, as of :func:`prompt_lengths`.
         length: Number of tokens to generate for each. None: any.
-        lengths: The lengths, in place of ``mem_len``.
 
     Raises:
         ValueError: A prompt is empty or has a token outside the vocabulary, or the memory does not
@@ -51,25 +50,19 @@ class Prompts:
         model: LanguageModel,
         prompts: Sequence[object],
         mems: Memory | None,
-        mem_len: SupportsIndex | None,
-        *,
-        length: int | None = None,
-        lengths: Lengths | None = None,
+        lengths: Lengths,
+        length: int | None,
     ) -> None:
         if isinstance(prompts, str) or not len(prompts):
             raise InputError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
-        model.require_mem_len(mem_len)
-        self._model, self._start = model, mems
-        # ext_len=0, as nothing is read again.
-        sizes = {"segment_len": PROMPT_SEGMENT, "mem_len": mem_len, "ext_len": 0}
-        self.lengths = lengths or Lengths.of(model.config, **sizes)
+        self._model, self._start, self.lengths = model, mems, lengths
         tokens = [as_tokens(prompt, model.config, "the prompt").tolist() for prompt in prompts]
         if not all(tokens):
             raise InputError("the prompt is empty: give at least one token to continue")
         self.tokens = [(*each,) for each in tokens]
         longest = max(map(len, self.tokens)) + len(model.preface)
         n_tokens = None if mems is not None or length is None else longest + length
-        model.require_capacity(self.lengths.mem_len, len(prompts), n_tokens)
+        model.require_capacity(lengths.mem_len, len(prompts), n_tokens)
         if mems is not None:
             model.require_memory(mems)
             if mems.batch_size not in (1, len(prompts)):
@@ -111,6 +104,21 @@ class Prompts:
         back = [place[each] for each in unread]
         memory = mems[0] if len(mems) == 1 else Memory.cat(mems)
         return torch.cat(hidden)[back], selected(memory, back)
+
+
+def prompt_lengths(model: LanguageModel, mem_len: SupportsIndex | None) -> Lengths:
+    """Return the lengths with which prompts are read and continued.
+
+    Args:
+        model: The model.
+        mem_len: Memory length. None: as configured.
+
+    Raises:
+        ValueError: It is out of range, or has no effect in such a model.
+    """
+    model.require_mem_len(mem_len)
+    # Nothing is read again.
+    return Lengths.of(model.config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.errors import DataError, InputError
 from transformer_xl.inference.generate.batch import GenerationBatch, random_numbers
 from transformer_xl.inference.generate.history import History
-from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
+from transformer_xl.inference.generate.prompts import prompt_lengths
 from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.sampling import Sampling
 from transformer_xl.inference.generate.state import (
@@ -29,7 +29,6 @@ from transformer_xl.inference.generate.state import (
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import (
     LanguageModel,
-    Lengths,
     ModelFolder,
     Reader,
     ReaderState,
@@ -134,8 +133,7 @@ class Session:
                 f"vocab={shown(vocab)} is no vocabulary of {config.vocab_size} symbols, as the "
                 "model has: load_vocab(folder) reads the one beside a model"
             )
-        model.require_mem_len(mem_len)
-        lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len)
+        lengths = prompt_lengths(model, mem_len)
         self.model, self.vocab, self.mem_len = model, vocab, lengths.mem_len
         self._chosen, self._weights = mem_len, ""
         # A model that cannot limit what a token sees of its segment reads one token at a time.
@@ -304,10 +302,9 @@ class Session:
             writing.decoder() if is_ahead and writing else self._reader.state.mems,
             sampler,
             [self._random if seed is None else seed],
-            None,
-            known[:-1],
             # As the text was read.
             self._reader.lengths,
+            known[:-1],
         )
 
         def tokens() -> Iterator[int]:
