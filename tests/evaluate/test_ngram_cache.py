@@ -24,8 +24,8 @@ from transformer_xl.inference.evaluate.ngram_cache import (
     CONTEXT_LENGTHS,
     FIRST_WEIGHT,
     NGramCache,
+    NGramMixture,
     SortedContexts,
-    cached_nats,
 )
 from transformer_xl.model import MemoryLimitError, build_model
 
@@ -100,7 +100,7 @@ def test_probabilities_with_the_counts_of_another_text_sum_to_one(repetitive):
 def nats(text, nll, other=None, scored=None):
     nll = np.full(len(text) - 1, nll)
     is_scored = np.ones(len(nll), bool) if scored is None else scored
-    return cached_nats(np.asarray(text), nll, is_scored, other)
+    return NGramMixture(other).nats(np.asarray(text), nll, is_scored)
 
 
 def test_a_text_of_the_training_costs_less_with_its_counts(repetitive):
@@ -158,14 +158,16 @@ def test_a_text_whose_counts_exceed_the_memory_is_an_error_before_it_is_read(mon
     monkeypatch.setattr(measuring, "BYTES", 1 << 60)
     monkeypatch.setattr(type(model), "forward", None)
     with pytest.raises(MemoryLimitError, match=r"the n-gram cache .* evaluate a shorter text"):
-        evaluate(model, np.arange(30) % 3, WithMemory(ngram_cache=True))
+        evaluate(model, np.arange(30) % 3, WithMemory(ngram_cache=NGramMixture()))
 
 
 @pytest.mark.parametrize("lengths", [{"segment_len": 7}, {"batch_size": 4}])
 def test_segments_and_batches_do_not_change_what_it_has_read(model, text, lengths):
     text, model = text % 3, model.double()
-    whole = evaluate(model, text, WithMemory(ngram_cache=True, mem_len=len(text)))
-    parts = evaluate(model, text, WithMemory(ngram_cache=True, mem_len=len(text), **lengths))
+    whole = evaluate(model, text, WithMemory(ngram_cache=NGramMixture(), mem_len=len(text)))
+    parts = evaluate(
+        model, text, WithMemory(ngram_cache=NGramMixture(), mem_len=len(text), **lengths)
+    )
     assert parts.nll_with_cache == pytest.approx(whole.nll_with_cache, rel=1e-9)
     assert whole.nll_with_cache < whole.nll
 
@@ -180,7 +182,7 @@ WAYS = [
 @pytest.mark.parametrize("how", WAYS, ids=lambda how: type(how).__name__)
 def test_the_loss_of_the_model_alone_is_reported_beside_it(model, text, how):
     alone = evaluate(model, text, how)
-    mixed = evaluate(model, text, replace(how, ngram_cache=True))
+    mixed = evaluate(model, text, replace(how, ngram_cache=NGramMixture()))
     assert alone.nll_with_cache is None
     assert mixed.nll == pytest.approx(alone.nll, rel=1e-6)
     assert mixed.nll_with_cache != mixed.nll
@@ -193,7 +195,8 @@ def test_completions_alone_count(tiny_config, text):
     text = np.array(text.tolist()[:60])
     text[[5, 30]], text[[15, 45]] = 1, 2
     alone, mixed = (
-        evaluate(model, text, WithMemory(ngram_cache=on, segment_len=60)) for on in (False, True)
+        evaluate(model, text, WithMemory(ngram_cache=on, segment_len=60))
+        for on in (None, NGramMixture())
     )
     assert mixed.tokens == alone.tokens < 59
     assert mixed.nll == pytest.approx(alone.nll)
@@ -201,14 +204,14 @@ def test_completions_alone_count(tiny_config, text):
 
 
 def test_counts_of_the_training_text_are_mixed_in_by_any_strategy(model, text):
-    read = evaluate(model, text, WithMemory(ngram_cache=True))
-    both = evaluate(model, text, WithMemory(ngram_cache=SortedContexts(text)))
+    read = evaluate(model, text, WithMemory(ngram_cache=NGramMixture()))
+    both = evaluate(model, text, WithMemory(ngram_cache=NGramMixture(SortedContexts(text))))
     assert both.nll_with_cache < read.nll_with_cache
     assert both.nll == read.nll
-    assert plan_ngram_cache(EvalConfig(), lambda: text) is False
-    assert plan_ngram_cache(EvalConfig(ngram_cache="read"), lambda: text) is True
+    assert plan_ngram_cache(EvalConfig(), lambda: text) is None
+    assert plan_ngram_cache(EvalConfig(ngram_cache="read"), lambda: text) == NGramMixture()
     planned = plan_ngram_cache(EvalConfig(ngram_cache="training"), lambda: text)
-    assert isinstance(planned, SortedContexts)
+    assert isinstance(planned.other, SortedContexts)
 
 
 def test_recordings_have_none(tiny_config):
@@ -216,4 +219,4 @@ def test_recordings_have_none(tiny_config):
     inputs, targets = np.zeros((4, 2), np.float32), np.zeros(4, np.int64)
     recordings = Recordings(inputs, targets, np.zeros(4, bool))
     with pytest.raises(InputError, match="ngram_cache is for text"):
-        evaluate(build_model(config), recordings, WithMemory(ngram_cache=True))
+        evaluate(build_model(config), recordings, WithMemory(ngram_cache=NGramMixture()))

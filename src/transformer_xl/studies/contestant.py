@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_xl.config import Config, GenerateConfig, Precision, describe_machine, pick_device
 from transformer_xl.data import prepare
-from transformer_xl.inference.evaluate import Result, SortedContexts, evaluate_by
+from transformer_xl.inference.evaluate import NGramMixture, Result, SortedContexts, evaluate_by
 from transformer_xl.inference.generate import prompt_for
 from transformer_xl.model import LanguageModel, build_model, load_model
 from transformer_xl.train import Optimizer, RunFolder, train
@@ -61,7 +61,7 @@ def measured(
         split: str,
         mem_len: int | None,
         n_tokens: int | None = n_tokens,
-        ngram_cache: bool | SortedContexts = False,
+        ngram_cache: NGramMixture | None = None,
     ) -> Result:
         ids = corpus.split(split)[: n_tokens and n_tokens + 1]
         share = len(ids) / max(corpus.n_tokens(split), 1)
@@ -82,8 +82,8 @@ def measured(
             mem_lens = [factor * config.model.mem_len for factor in MEM_LENS]
             best = min(mem_lens, key=lambda mem_len: losses("valid", mem_len, n).nll)
         result["valid"] = _figures(losses("valid", best))
-        contexts = SortedContexts(np.asarray(corpus.split("train"))) if counts else False
-        tested = losses(split, best, ngram_cache=contexts)
+        training = SortedContexts(np.asarray(corpus.split("train"))) if counts else None
+        tested = losses(split, best, ngram_cache=training and NGramMixture(training))
         result["test"] = _figures(tested) | {"split": split}
         if tested.nll_with_cache is not None:
             bits = {"bits_per_token": tested.nll_with_cache / math.log(2)}

@@ -68,7 +68,7 @@ def finish(
     part = "all" if settings.max_steps is None else f"{settings.max_steps:,} segments"
     say(f"evaluating the best model on {part} of the {split} text")
     vocab, n_bytes = corpus.vocab, corpus.n_bytes(split)
-    ngram_cache = False
+    ngram_cache = None
     if isinstance(corpus, Corpus):
         ngram_cache = plan_ngram_cache(settings, lambda: corpus.split("train"))
     more = {"vocab": vocab, "n_bytes": n_bytes, "segment_len": segment_len}
@@ -78,11 +78,11 @@ def finish(
         name = "a window" if mem_len is None else f"memory {mem_len:,}"
         progress = Progress.reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
         with Precision(config.train.precision, device).autocast(), progress:
-            cache = ngram_cache if mem_len == chosen else False
+            cache = ngram_cache if mem_len == chosen else None
             try:
                 result = evaluate_by(evaluation, model, ids, ngram_cache=cache, **more)
             except MemoryLimitError as error:
-                if cache is False:
+                if cache is None:
                     raise
                 say(f"without the n-gram cache: {error}")
                 result = evaluate_by(evaluation, model, ids, **more)

@@ -15,7 +15,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data import Recordings, Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.dynamic import Dynamic
-from transformer_xl.inference.evaluate.ngram_cache import BYTES, SortedContexts, cached_nats
+from transformer_xl.inference.evaluate.ngram_cache import BYTES, NGramMixture
 from transformer_xl.inference.evaluate.strategies import SlidingWindow, Strategy, WithMemory
 from transformer_xl.inference.evaluate.streams import Passage
 from transformer_xl.model import (
@@ -150,8 +150,8 @@ def evaluate(
         )
     lengths = how.lengths(config)
     is_text = not isinstance(ids, Recordings)
-    has_cache = how.ngram_cache is not False
-    of_text = {"token_bytes": token_bytes is not None, "ngram_cache": has_cache}
+    mixture = how.ngram_cache
+    of_text = {"token_bytes": token_bytes is not None, "ngram_cache": mixture is not None}
     of_text[type(how).__name__] = not isinstance(how, WithMemory)
     if not is_text and any(of_text.values()):
         wrong = next(name for name, is_given in of_text.items() if is_given)
@@ -173,14 +173,14 @@ def evaluate(
         {"mem_len": longest, "batch_size": rows},
         "shorten the memory, or lower the batch size",
     )
-    if has_cache:
+    if mixture is not None:
         remedy = "evaluate a shorter text, or leave out ngram_cache"
         require_bytes("the n-gram cache", BYTES * n, torch.device("cpu"), {"tokens": n}, remedy)
     # Accumulated on the device, which is synchronized once at the end.
     nats, n_read, n_counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, 0
     counted: list[Tensor] = []
     # -log p of each target, and whether it was predicted and counts.
-    each = np.zeros(n if has_cache else 0)
+    each = np.zeros(n if mixture else 0)
     is_scored = np.zeros(len(each), bool)
     began = time.perf_counter()
     with evaluating(model), torch.no_grad():
@@ -191,7 +191,7 @@ def evaluate(
             n_counted += int(is_counted.sum())
             if token_bytes is not None:
                 counted.append(places[is_counted])
-            if has_cache:
+            if mixture is not None:
                 each[places[is_counted]] = nll.double().cpu()[is_counted]
                 is_scored[places[is_counted]] = True
     total = float(nats)
@@ -215,9 +215,8 @@ def evaluate(
         seconds=seconds,
         tokens_per_second=n_read / seconds,
     )
-    if has_cache and passage.text is not None:
-        other = how.ngram_cache if isinstance(how.ngram_cache, SortedContexts) else None
-        with_cache = cached_nats(passage.text.numpy(), each, is_scored, other) / n_counted
+    if mixture is not None and passage.text is not None:
+        with_cache = mixture.nats(passage.text.numpy(), each, is_scored) / n_counted
         per_byte = None if n_bytes is None else with_cache / math.log(2) * n_counted / n_bytes
         more = {"nll_with_cache": with_cache, "bits_per_byte_with_cache": per_byte}
         result = replace(result, **more)
@@ -262,7 +261,7 @@ def evaluate_by(
     n_bytes: int,
     segment_len: int,
     how: Dynamic | None = None,
-    ngram_cache: bool | SortedContexts = False,
+    ngram_cache: NGramMixture | None = None,
 ) -> Result:
     """Call :func:`evaluate` with the strategy that settings imply.
 

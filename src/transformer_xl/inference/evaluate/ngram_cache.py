@@ -19,6 +19,7 @@ $\lambda\, c(hw) / (c(h)\, p)$ with the $p$ on the left.
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Integer
@@ -203,50 +204,61 @@ class SortedContexts:
         return start
 
 
+@dataclass(frozen=True)
+class NGramMixture:
+    """What the predictions of a model are mixed with: an n-gram cache, and other counts.
+
+    Args:
+        other: Another text whose counts are mixed in, such as that of the training. None: those of
+            the text read so far alone.
+    """
+
+    other: SortedContexts | None = None
+
+    def nats(
+        self,
+        text: Integer[np.ndarray, " length"],
+        nll: Float[np.ndarray, " n"],
+        is_scored: Bool[np.ndarray, " n"],
+    ) -> float:
+        """Return the sum of -log p with a cache that reads a text from its beginning, in nats.
+
+        Args:
+            text: The tokens.
+            nll: -log p of the model for each token but the first.
+            is_scored: Which of them count. The others are read alone, up to the last one that
+                counts.
+        """
+        n = int(np.flatnonzero(is_scored)[-1]) + 1
+        cache, total = NGramCache(), 0.0
+        cache.count(int(text[0]))
+        for start in range(0, n, _BLOCK):
+            places = slice(start, min(start + _BLOCK, n))
+            tokens = text[start + 1 : places.stop + 1]
+            elsewhere: list[list[Count]] = [[]] * len(tokens)
+            if self.other is not None:
+                before = max(start + 1 - CONTEXT_LENGTHS[-1], 0)
+                counts = self.other.counts(text[before : places.stop + 1])
+                elsewhere = counts[start + 1 - before :].tolist()
+            values = tokens.tolist(), nll[places].tolist(), is_scored[places].tolist(), elsewhere
+            for token, x, is_counted, found in zip(*values, strict=True):
+                if is_counted:
+                    total -= math.log(cache.read(token, math.exp(-x), found))
+                else:
+                    cache.count(token)
+        return total
+
+
 def plan_ngram_cache(
     settings: EvalConfig, training_text: Callable[[], Integer[np.ndarray, " length"]]
-) -> bool | SortedContexts:
-    """Return the n-gram cache that settings ask for; False: none.
+) -> NGramMixture | None:
+    """Return the n-gram cache that settings ask for, if any.
 
     Args:
         settings: The evaluation settings.
         training_text: Returns the training text; only called for ``ngram_cache="training"``.
     """
-    if settings.ngram_cache == "training":
-        return SortedContexts(np.asarray(training_text()))
-    return settings.ngram_cache is not None
-
-
-def cached_nats(
-    text: Integer[np.ndarray, " length"],
-    nll: Float[np.ndarray, " n"],
-    is_scored: Bool[np.ndarray, " n"],
-    other: SortedContexts | None = None,
-) -> float:
-    """Return the sum of -log p with a cache that reads a text from its beginning, in nats.
-
-    Args:
-        text: The tokens.
-        nll: -log p of the model for each token but the first.
-        is_scored: Which of them count. The others are read alone, up to the last one that counts.
-        other: Another text whose counts are mixed in, too.
-
-    """
-    n = int(np.flatnonzero(is_scored)[-1]) + 1
-    cache, total = NGramCache(), 0.0
-    cache.count(int(text[0]))
-    for start in range(0, n, _BLOCK):
-        places = slice(start, min(start + _BLOCK, n))
-        tokens = text[start + 1 : places.stop + 1]
-        elsewhere: list[list[Count]] = [[]] * len(tokens)
-        if other is not None:
-            before = max(start + 1 - CONTEXT_LENGTHS[-1], 0)
-            counts = other.counts(text[before : places.stop + 1])
-            elsewhere = counts[start + 1 - before :].tolist()
-        values = tokens.tolist(), nll[places].tolist(), is_scored[places].tolist(), elsewhere
-        for token, x, is_counted, found in zip(*values, strict=True):
-            if is_counted:
-                total -= math.log(cache.read(token, math.exp(-x), found))
-            else:
-                cache.count(token)
-    return total
+    if settings.ngram_cache is None:
+        return None
+    is_training = settings.ngram_cache == "training"
+    return NGramMixture(SortedContexts(np.asarray(training_text())) if is_training else None)

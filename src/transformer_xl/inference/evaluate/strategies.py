@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.config import Length, ModelConfig, check
-from transformer_xl.inference.evaluate.ngram_cache import SortedContexts
+from transformer_xl.inference.evaluate.ngram_cache import NGramMixture
 from transformer_xl.inference.evaluate.streams import Losses, Passage, read_parts
 from transformer_xl.model import SEGMENT_LEN, LanguageModel, Lengths, read
 
@@ -33,9 +33,8 @@ class Strategy(ABC):
     """Keys a query sees, counting its own. None: as configured."""
     clamp_len: Length | None = None
     """Distances above it count as it. None: as configured."""
-    ngram_cache: bool | SortedContexts = False
-    """Mix the predictions with an n-gram cache of the text read so far; and with the counts of
-    another text, such as that of the training."""
+    ngram_cache: NGramMixture | None = None
+    """Counts that the predictions are mixed with, for a second loss. None: no such loss."""
     batch_size: int = field(default=1, init=False, repr=False)
     max_steps: int | None = field(default=None, init=False, repr=False)
 
