@@ -23,6 +23,7 @@ from transformer_xl.model.ring import Ring
 from transformer_xl.model.segment import Lengths, View
 from transformer_xl.model.steps import CapturedStep, CompiledStep, Step
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.variants.key_offset import own_width
 from transformer_xl.ops import choose_backend, native
 
 Inputs = Int[Tensor, " B"] | Float[Tensor, "B F"]
@@ -178,8 +179,8 @@ class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOve
         memory = model.keep(memory)
         assert isinstance(memory, KeysAndValues)
         model.bind_adapters(memory)
-        # As offset_keys splits them.
-        n_offset = -(-model.config.head_width // 2) if model.config.key_offset else 0
+        width = model.config.head_width
+        n_offset = width - own_width(width) if model.config.key_offset else 0
         super().__init__(memory, lengths.mem_len, n_offset=n_offset, is_fixed=step.is_fixed)
         self._model, self._clamp_len, self._make_step = model, lengths.clamp_len, step
         # How many keys a token sees at most, its own included.

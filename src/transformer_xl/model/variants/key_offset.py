@@ -8,6 +8,11 @@ from torch import Tensor
 from transformer_xl.model.segment import View
 
 
+def own_width(head_width: int) -> int:
+    """Return how many features of a key are the token's own; the last ones are of that before."""
+    return head_width // 2
+
+
 def offset_keys(k: Float[Tensor, "B S H K"], view: View) -> Float[Tensor, "B S H K"]:
     r"""Return keys whose second half is that of the token before.
 
@@ -19,9 +24,8 @@ def offset_keys(k: Float[Tensor, "B S H K"], view: View) -> Float[Tensor, "B S H
     otherwise takes two (induction heads; the partial key offset of modded-nanogpt, 2025). The first
     key of a document, and the oldest one of a memory, have zeros.
     """
-    half = k.shape[-1] // 2
     # With heads outermost, as attention reads them.
-    own, before = k.permute(2, 0, 1, 3).split([half, k.shape[-1] - half], -1)
+    own, before = k.permute(2, 0, 1, 3).tensor_split([own_width(k.shape[-1])], -1)
     before = F.pad(before[:, :, :-1], (0, 0, 1, 0))
     if (first := view.first_key) is not None:
         B, S = k.shape[:2]
