@@ -93,6 +93,11 @@ VARIANTS = {
         "scalable_softmax": 2,
         "qk_norm": True,
     },
+    "gpt, memory lengths by layer": {
+        "kind": "gpt",
+        "key_offset": True,
+        "layer_attn_lens": (3, 6),
+    },
     "gpt with limited attention": {"kind": "gpt", "attn_len": 4, "qk_norm": True, "norm": "rms"},
 }
 # What each layer put out is remembered, so that it shows where segments begin.

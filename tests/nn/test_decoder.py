@@ -31,6 +31,8 @@ VARIANTS = {
     "key offset, no memory": {"key_offset": True, "mem_len": 0},
     "key offset, its own key alone": {"key_offset": True, "attn_len": 1},
     "key offset, documents, limited attention": {"key_offset": True, "reset_at": 5, "attn_len": 4},
+    "attention lengths by layer": {"layer_attn_lens": (2, 9), "scalable_softmax": 3},
+    "attention lengths by layer, key offset": {"layer_attn_lens": (4, 3), "key_offset": True},
     "input recurrence": {"input_recurrence": True, "mem_len": 5},
     "input recurrence, no memory": {"input_recurrence": True, "mem_len": 0},
     "input recurrence, limited attention": {"input_recurrence": True, "attn_len": 1},

@@ -44,6 +44,12 @@ VARIANTS = {
     "embedding residuals": {"norm_first": True, "embedding_residual": True},
     "key offset": {"key_offset": True, "qk_norm": True, "reset_at": 5},
     "scalable softmax": {"scalable_softmax": 4, "qk_norm": True, "attn_len": 9},
+    "attention lengths by layer, documents": {
+        "layer_attn_lens": (3, 30, 9),
+        "key_offset": True,
+        "scalable_softmax": 4,
+        "reset_at": 5,
+    },
     "key offset in heads of odd width": {"key_offset": True, "d_head": 7},
 }
 

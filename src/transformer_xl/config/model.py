@@ -272,6 +272,10 @@ class _WithHeads(ModelConfig):
     attn_len: Count | None = None
     """Attention length: how many keys a query sees, counting its own; None: all of memory and
     segment."""
+    layer_attn_lens: tuple[Count, ...] = ()
+    """Attention length of each layer, the lowest first, so that memory lengths differ by layer: one
+    that is n uses n - 1 positions of the memory. mem_len is stored in all; empty: attn_len holds
+    for all."""
     ext_len: Length = 0
     """Extended context: positions before each segment that are read again with it instead of being
     kept in memory."""
@@ -301,6 +305,11 @@ class _WithHeads(ModelConfig):
             f"n_head={self.n_head} must divide d_model={self.d_model}; "
             "change one of them or set d_head",
         )
+        require(
+            len(self.layer_attn_lens) in (0, self.n_layer),
+            f"layer_attn_lens={self.layer_attn_lens} must be one length for each of n_layer="
+            f"{self.n_layer} layers, or none",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -313,10 +322,6 @@ class TransformerXLConfig(_WithHeads):
     n_positions: Count | None = None
     """Rows of the learned table of attn_type 1 and 3, usually segment_len + mem_len; farther
     positions take the last."""
-    layer_attn_lens: tuple[Count, ...] = ()
-    """Attention length of each layer, the lowest first, so that memory lengths differ by layer: one
-    that is n uses n - 1 positions of the memory. mem_len is stored in all; empty: attn_len holds
-    for all."""
     clamp_len: Length | None = None
     """Relative distances above this one count as this one; None: no clamping."""
     norm_first: bool = False
@@ -342,11 +347,6 @@ class TransformerXLConfig(_WithHeads):
             (self.n_positions is not None) == (self.attn_type in (1, 3)),
             f"attn_type={self.attn_type} with n_positions={self.n_positions}: attn_type 1 and 3 "
             "need it, usually segment_len + mem_len, and the others have no table",
-        )
-        require(
-            len(self.layer_attn_lens) in (0, self.n_layer),
-            f"layer_attn_lens={self.layer_attn_lens} must be one length for each of n_layer="
-            f"{self.n_layer} layers, or none",
         )
         require(
             self.d_model % 2 == 0 or self.attn_type in (1, 3),

@@ -17,6 +17,7 @@ from .segment import NO_LIMITS, SEGMENT_LEN, Lengths, Segment, View
 from .tokens import Embedding, Predictor, Softmax
 from .transformer_xl import TransformerXL
 from .variants.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from .variants.attention_spans import make_spans
 from .variants.gates import GRUGate
 from .variants.norms import make_norm
 from .variants.positions import ContentAttention
@@ -69,6 +70,7 @@ __all__ = [
     "least_weights",
     "load_model",
     "make_norm",
+    "make_spans",
     "read",
     "read_all",
     "read_tensors",

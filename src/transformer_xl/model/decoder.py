@@ -183,8 +183,10 @@ class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOve
         n_offset = width - own_width(width) if model.config.key_offset else 0
         super().__init__(memory, lengths.mem_len, n_offset=n_offset, is_fixed=step.is_fixed)
         self._model, self._clamp_len, self._make_step = model, lengths.clamp_len, step
+        limit = min(lengths.attn_len or lengths.mem_len + 1, lengths.mem_len + 1)
+        of_layers = model.config.layer_attn_lens or (limit,) * model.config.n_layer
         # How many keys a token sees at most, its own included.
-        self._limit = min(lengths.attn_len or lengths.mem_len + 1, lengths.mem_len + 1)
+        self._attn_lens = [min(attn_len, limit) for attn_len in of_layers]
         self.kind = step.kind
         self._maps = _linear_maps(model)
         self._positions: list[Positions] = []
@@ -216,7 +218,7 @@ class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOve
                 view = View(clamp_len=self._clamp_len, is_fixed=True)
                 encoded: Any = self._model.positions.encode(self._model, self.capacity, 1, view)
                 self._positions = encoded
-            self._step = self._make_step(self._model, self, self._positions, self._limit)
+            self._step = self._make_step(self._model, self, self._positions, self._attn_lens)
         return self._step(tokens.to(self.device)), self.position + 1
 
     @torch.no_grad()
@@ -240,8 +242,6 @@ def choose_step(
     dtype = model.dtype if dtype is None else dtype
     if not isinstance(model, TransformerXL) or model.positions.is_absolute:
         return None, "the model has no keys and values that could be kept"
-    if model.config.layer_attn_lens:
-        return None, "the layers have attention lengths of their own"
     if (wrapped := first_wrapped(model)) is not None:
         return None, f"{wrapped} was wrapped, replaced or hooked, and has to be called"
     if torch.is_autocast_enabled(model.device.type):

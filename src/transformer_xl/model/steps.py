@@ -31,7 +31,7 @@ class Step(ABC):
         model: The model, in evaluation mode and with fixed weights.
         ring: Keys and values; in fixed buffers if ``is_fixed``.
         positions: The positions of as many distances as the ring has slots, for each layer.
-        limit: How many keys a token sees at most, its own included.
+        attn_lens: How many keys a token sees at most in each layer, its own included.
 
     Attributes:
         kind: How it runs.
@@ -43,9 +43,13 @@ class Step(ABC):
     is_fixed: ClassVar[bool]
 
     def __init__(
-        self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
+        self,
+        model: "TransformerXL",
+        ring: Ring,
+        positions: Sequence[Positions],
+        attn_lens: Sequence[int],
     ) -> None:
-        self._model, self._ring, self._limit = model, ring, limit
+        self._model, self._ring, self._attn_lens = model, ring, attn_lens
         self._positions, self.tensors = positions, ring.tensors
 
     @abstractmethod
@@ -64,10 +68,14 @@ class CompiledStep(Step):
     is_fixed = False
 
     def __init__(
-        self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
+        self,
+        model: "TransformerXL",
+        ring: Ring,
+        positions: Sequence[Positions],
+        attn_lens: Sequence[int],
     ) -> None:
-        super().__init__(model, ring, positions, limit)
-        self._layers = _described(model, ring, self._positions)
+        super().__init__(model, ring, positions, attn_lens)
+        self._layers = _described(model, ring, positions, attn_lens)
         self._is_recurrent = model.input_decay is not None
 
     @staticmethod
@@ -94,7 +102,7 @@ class CompiledStep(Step):
         x = embedded(model.embedding, tokens[:, None])[:, 0]
         if (reset_at := model.config.reset_at) is not None:
             ring.first[tokens == reset_at] = ring.position
-        n_seen = (ring.position + 1 - ring.first).clamp_(max=self._limit)
+        n_keys = ring.position + 1 - ring.first
         newest = ring.next_slot
         if ring.n_offset and (begins := ring.first == ring.position).any():
             # The first key of a document has nothing of the token before.
@@ -104,7 +112,7 @@ class CompiledStep(Step):
             x = recurrent(model, ring, x, ring.position, (newest - 1) % ring.capacity)
             ring.inputs[:, newest] = x
             x = x.to(model.dtype)
-        return self._layers(x, n_seen, newest)
+        return self._layers(x, n_keys, newest)
 
 
 class CapturedStep(Step):
@@ -117,9 +125,13 @@ class CapturedStep(Step):
     is_fixed = True
 
     def __init__(
-        self, model: "TransformerXL", ring: Ring, positions: Sequence[Positions], limit: int
+        self,
+        model: "TransformerXL",
+        ring: Ring,
+        positions: Sequence[Positions],
+        attn_lens: Sequence[int],
     ) -> None:
-        super().__init__(model, ring, positions, limit)
+        super().__init__(model, ring, positions, attn_lens)
         B, config, device = ring.batch_size, model.config, ring.first.device
         # Inputs and output of a step, at fixed addresses.
         self._position, self._newest = (
@@ -152,11 +164,12 @@ class CapturedStep(Step):
             exact = recurrent(model, ring, x[:, 0], self._position, before)
             ring.inputs.index_copy_(1, self._newest, exact[:, None])
             x = exact.to(x.dtype)[:, None]
-        n_seen = (self._position + 1 - ring.first).clamp(max=self._limit)
+        n_keys = self._position + 1 - ring.first
         layer_input, nothing = model.residuals(model, x), x[:, :0]
         for n, layer in enumerate(model.layers):
             x = layer_input(n, x)
             q, k, v = layer.project(x, nothing)
+            n_seen = n_keys.clamp(max=self._attn_lens[n])
             q = layer.scale.scaled(q, n_seen[:, None])
             attended = self._attended(n, q, k, v, n_seen)
             x = layer.finish(x, layer.attention.merged(attended))
@@ -222,7 +235,9 @@ def recurrent(
     return x.to(last.dtype) + (last * factor).masked_fill(is_first[:, None], 0)
 
 
-def _described(model: "TransformerXL", ring: Ring, positions: Sequence[Positions]) -> native.Layers:
+def _described(
+    model: "TransformerXL", ring: Ring, positions: Sequence[Positions], attn_lens: Sequence[int]
+) -> native.Layers:
     """Describe the layers of a model and their rings for the compiled library."""
     config = model.config
     final = model.final_norm
@@ -233,7 +248,7 @@ def _described(model: "TransformerXL", ring: Ring, positions: Sequence[Positions
     layers = []
     for n, layer in enumerate(model.layers):
         tensors: dict[str, object] = {"keys": ring.keys[n], "values": ring.values[n]}
-        tensors |= positions[n]._asdict()
+        tensors |= positions[n]._asdict() | {"attn_len": attn_lens[n]}
         for name, matrix in zip(("qkv", "o", "inner", "outer"), layer.matrices, strict=True):
             tensors |= {name: matrix.weight, f"{name}_bias": matrix.bias}
         for name in ("attention_norm", "feed_forward_norm"):

@@ -13,17 +13,10 @@ from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layer import Attention, DecoderLayer, RelAttention, draw_weights
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.parts import (
-    InputStage,
-    Residuals,
-    Seen,
-    keep_input,
-    remember,
-    whole_memory,
-)
+from transformer_xl.model.parts import InputStage, Residuals, keep_input, remember
 from transformer_xl.model.positions import PositionScheme, RelativeSinusoids
 from transformer_xl.model.segment import Lengths, Segment, View
-from transformer_xl.model.variants.attention_spans import AttentionSpans
+from transformer_xl.model.variants.attention_spans import make_spans
 from transformer_xl.model.variants.enhanced_recurrence import keep_output
 from transformer_xl.model.variants.input_recurrence import InputRecurrence
 from transformer_xl.model.variants.norms import make_norm
@@ -105,9 +98,7 @@ class TransformerXL(LanguageModel):
         self.positions = scheme
         self.residuals = EmbeddingResiduals() if config.embedding_residual else Residuals()
         self.input_stage = InputRecurrence() if config.input_recurrence else InputStage()
-        self.spans: Callable[..., Seen] = whole_memory
-        if spans := config.layer_attn_lens:
-            self.spans = AttentionSpans(spans, n_before=int(config.key_offset))
+        self.spans = make_spans(config)
         self.memory_state = keep_output if config.enhanced_recurrence else keep_input
         stores, swaps = (x in config.quirks for x in ("stored_positions", "swapped_ext_len"))
         self.remember: Callable[..., Memory] = remember

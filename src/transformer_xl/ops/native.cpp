@@ -34,7 +34,7 @@
 
 namespace {
 
-constexpr int VERSION = 8;  // of the structures below and of what they mean
+constexpr int VERSION = 9;  // of the structures below and of what they mean
 
 enum Activation : int32_t { RELU = 0, RELU_SQUARED = 1, GELU = 2, GEGLU = 3, SWIGLU = 4 };
 
@@ -52,6 +52,7 @@ struct Layer {
     const void *distance_bias;                // of the rows of r, or null
     void *keys, *values;                      // the ring: (H, B, capacity, K)
     int64_t r_row, r_head, bias_row, bias_head;  // strides
+    int64_t attn_len;                         // how many keys a query sees at most
     double embedding_own, embedding_first;    // factors of the input, and of the normalized embedding
     double growth_from;                       // queries that see more keys grow
 };
@@ -60,7 +61,7 @@ struct Step {
     const Layer *layers;
     const void *final_norm, *final_norm_bias;  // or null
     void *x;                                   // (B, D): embedded tokens, then the output of the layers
-    const int64_t *seen;                       // how many keys each stream sees, its own included
+    const int64_t *seen;                       // how many keys each stream has, its own included
     void *scratch;
     int64_t newest, capacity, n_positions;     // slot of the token; size of the ring; rows of r
     double eps;
@@ -313,13 +314,14 @@ void attend(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int 
     const R *v = l.position_bias ? static_cast<const R *>(l.position_bias) + h * K : nullptr;
     for (int b = 0; b < s.B; ++b) {
         R *q = qkv + int64_t(b) * 3 * K, *k = q + K, *value = k + K;
+        const int64_t seen = std::min(s.seen[b], l.attn_len);
         if (l.q_norm) {
             normalize(q, q, K, l.q_norm, nullptr, s.eps, true);
             normalize(k, k, K, l.k_norm, nullptr, s.eps, true);
         }
         if (l.query_growth) {
             const R growth = static_cast<const R *>(l.query_growth)[h];
-            const R factor = 1 + growth * std::log(std::max(R(1), R(s.seen[b]) / R(l.growth_from)));
+            const R factor = 1 + growth * std::log(std::max(R(1), R(seen) / R(l.growth_from)));
             for (int e = 0; e < K; ++e) q[e] *= factor;
         }
         for (int e = 0; e < K; ++e) {
@@ -339,7 +341,7 @@ void attend(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int 
         if (next != newest)
             for (int e = own_features; e < K; ++e) put(next + e, R(0));
         // The keys in order of age: at most two runs of slots.
-        const int64_t seen = s.seen[b], start = s.newest + 1 - seen;
+        const int64_t start = s.newest + 1 - seen;
         const int64_t wrapped = start < 0 ? -start : 0;
         const int64_t starts[2] = {s.capacity - wrapped, start + wrapped}, counts[2] = {wrapped, seen - wrapped};
         const C *r = l.r ? static_cast<const C *>(l.r) + h * l.r_head + (s.n_positions - seen) * l.r_row : nullptr;

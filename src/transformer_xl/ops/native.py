@@ -41,7 +41,7 @@ _VECTORS = (
     *("attention_norm", "attention_norm_bias", "feed_forward_norm", "feed_forward_norm_bias"),
     *("q_norm", "k_norm", "query_growth", "content_bias", "position_bias"),
 )
-_FACTORS = ("embedding_own", "embedding_first", "growth_from")
+_NUMBERS = ("attn_len", "embedding_own", "embedding_first", "growth_from")
 
 
 class _Matrix(ctypes.Structure):
@@ -56,7 +56,8 @@ class _Layer(ctypes.Structure):
         *((name, _Matrix) for name in _MATRICES),
         *((name, c_void_p) for name in (*_VECTORS, "r", "distance_bias", "keys", "values")),
         *((name, c_int64) for name in ("r_row", "r_head", "bias_row", "bias_head")),
-        *((name, c_double) for name in _FACTORS),
+        ("attn_len", c_int64),
+        *((name, c_double) for name in _NUMBERS[1:]),
     )
 
 
@@ -73,7 +74,7 @@ class _Step(ctypes.Structure):
 
 
 _NO_MEMORY = 2
-_VERSION = 8
+_VERSION = 9
 _LAYOUT = _VERSION << 32 | ctypes.sizeof(_Step) << 16 | ctypes.sizeof(_Layer)
 """What the library returns if it was built from the same version of ``native.cpp``."""
 
@@ -190,8 +191,8 @@ class Layers:
             ``query_growth``, a number for each head, for queries that see more than ``growth_from``
             keys; the keys of the distances ``r``, (capacity, H, K), and ``distance_bias``,
             (capacity, H), farthest first; the rings ``keys`` and ``values``, (H, B, capacity, K);
-            and the factors of
-            residuals, ``embedding_own`` and ``embedding_first``.
+            ``attn_len``, how many keys a token sees at most; and the factors of residuals,
+            ``embedding_own`` and ``embedding_first``.
         final_norm: Weight and bias of a normalization of the output, or None.
         activation: That of the feed-forward layers: relu, relu_squared, gelu, geglu or swiglu.
         norm_first: Pre-norm.
@@ -251,27 +252,27 @@ class Layers:
         self._kept += [described, scratch]
 
     def __call__(
-        self, x: Float[Tensor, "B D"], n_seen: Int[Tensor, " B"], newest: int
+        self, x: Float[Tensor, "B D"], n_keys: Int[Tensor, " B"], newest: int
     ) -> Float[Tensor, "B D"]:
         """Read a token of each stream; return the output of the layers.
 
         Its keys and values are written into slot ``newest`` of each layer, which then attends to
-        the ``n_seen`` newest slots.
+        the ``n_keys`` newest slots, or to ``attn_len`` if these are fewer.
 
         Args:
             x: The embedded tokens.
-            n_seen: How many keys each stream sees, counting that of the token.
+            n_keys: How many keys each stream has, counting that of the token.
             newest: The slot of the token; the slots before it hold earlier positions, in order.
         """
         step, out = self._step, x.to(self._dtype, copy=True).contiguous()
-        n_seen = n_seen.contiguous()
-        step.x, step.seen, step.newest = out.data_ptr(), n_seen.data_ptr(), newest
+        n_keys = n_keys.contiguous()
+        step.x, step.seen, step.newest = out.data_ptr(), n_keys.data_ptr(), newest
         step.n_threads = torch.get_num_threads()
         _checked(library().txl_step(ctypes.byref(step)))
         return out.to(x.dtype)
 
     def _layer(self, tensors: Mapping[str, Any]) -> _Layer:
-        described = _Layer(**{name: tensors[name] for name in _FACTORS})
+        described = _Layer(**{name: tensors[name] for name in _NUMBERS})
         for name in _MATRICES:
             setattr(described, name, self._matrix(tensors[name], tensors.get(f"{name}_bias")))
         for name in _VECTORS:

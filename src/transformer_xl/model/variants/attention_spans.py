@@ -1,10 +1,11 @@
 """Attention lengths that differ by layer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from transformer_xl.model.parts import Seen
+from transformer_xl.config import ModelConfig
+from transformer_xl.model.parts import Seen, whole_memory
 from transformer_xl.model.positions import LayerPositions
 from transformer_xl.model.segment import View
 
@@ -38,3 +39,10 @@ class AttentionSpans:
             if first_key is not None:
                 layer_view = layer_view._replace(first_key=(first_key - cut).clamp(min=0))
             yield past[:, cut:], position.without(cut), layer_view
+
+
+def make_spans(config: ModelConfig) -> Callable[..., Seen]:
+    """Return what chooses the part of the memory that each layer of a model sees."""
+    if not config.layer_attn_lens:
+        return whole_memory
+    return AttentionSpans(config.layer_attn_lens, n_before=int(config.key_offset))

@@ -24,6 +24,7 @@ from transformer_xl.model import (
     View,
     draw_weights,
     make_norm,
+    make_spans,
     sinusoids,
 )
 
@@ -55,7 +56,7 @@ class GPT(LanguageModel):
             DecoderLayer(layer_config, n, RotaryAttention(layer_config))
             for n in range(config.n_layer)
         )
-        self.final_norm = make_norm(config)
+        self.final_norm, self.spans = make_norm(config), make_spans(config)
 
     def init_weights(self) -> None:
         """Draw the initial weights, by the names of the parameters."""
@@ -75,10 +76,11 @@ class GPT(LanguageModel):
         T = x.shape[1]
         S, width, precision = memory.length + T, self.config.head_width, self.frequency_precision
         positions = RotaryPositions(*rotary(S, width, self.dtype, self.device, precision))
-        cache, nothing = _KeysAndValues(memory), x[:, :0]
-        view = view._replace(join=cache.join)
-        for n, layer in enumerate(self.layers):
-            x = self._through(n, layer, x, nothing, positions, view)
+        seen = [*self.spans(memory.states, [positions] * len(self.layers), view)]
+        cache, nothing = _KeysAndValues([past for past, *_ in seen]), x[:, :0]
+        for n, (_, position, layer_view) in enumerate(seen):
+            layer_view = layer_view._replace(join=cache.join)
+            x = self._through(n, self.layers[n], x, nothing, position, layer_view)
         return self.final_norm(x), view.remember(memory, cache.states)
 
 
@@ -121,13 +123,16 @@ class RotaryAttention(ContentAttention):
 class _KeysAndValues:
     """The memory of a GPT, to which layers append their keys and values.
 
+    Args:
+        pasts: What each layer sees of the memory.
+
     Attributes:
         states: What the memory keeps of the segment, of each layer.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        self._pasts = memory.states
-        self.states: list[Float[Tensor, "B T two_H_K"]] = [*self._pasts]
+    def __init__(self, pasts: Sequence[Float[Tensor, "B M two_H_K"]]) -> None:
+        self._pasts = pasts
+        self.states: list[Float[Tensor, "B T two_H_K"]] = [*pasts]
 
     def join(
         self, layer: int, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
