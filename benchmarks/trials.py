@@ -61,10 +61,12 @@ TRIALS: dict[str, dict[str, dict[str, Any]]] = {
     "RMSNorm": {"model": {"norm": "rms"}},
     "squared ReLU": {"model": {"activation": "relu_squared"}},
     "SwiGLU, as many weights": {"model": {"activation": "swiglu", "d_inner": 683}},
-    "the first layer sees 256 positions": {"model": {"layer_attn_lens": (256, 2048)}},
+    "without layer_attn_lens": {"model": {"layer_attn_lens": ()}},
+    "the first layer sees 128 positions": {"model": {"layer_attn_lens": (128, 2048)}},
     "the second layer sees 256 positions": {"model": {"layer_attn_lens": (2048, 256)}},
     "weight decay 0.1": {"train": {"weight_decay": 0.1}},
     "half the streams": {"train": {"batch_size": 8}},
+    "twice the streams": {"train": {"batch_size": 32}},
 }
 """By name: the settings that a trial changes, by section."""
 CORPORA = {"python-stdlib": RECIPE, "ptb-char": "ptb-char-cpu"}

@@ -21,6 +21,7 @@ KINDS = {
     "embedding-residual": {"norm_first": True, "embedding_residual": True},
     "recurrence-without-memory": {"input_recurrence": True, "mem_len": 0},
     "key-offset": {"key_offset": True, "scalable_softmax": 3, "qk_norm": True},
+    "lengths-by-layer": {"layer_attn_lens": (3, 20), "key_offset": True, "attn_len": 12},
     "gpt": {"kind": "gpt"},
     "lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0, "n_layer": 2},
 }

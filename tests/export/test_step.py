@@ -16,6 +16,7 @@ OPTIONS = {
     "rms": {"norm": "rms", "qk_norm": True, "activation": "swiglu"},
     "rms, zeros": {"norm": "rms", "norm_first": True, "start_memory": "zeros"},
     "key offset, scalable softmax": {"key_offset": True, "scalable_softmax": 3},
+    "lengths by layer": {"layer_attn_lens": (2, 5), "key_offset": True},
     "enhanced": {"enhanced_recurrence": True, "norm_first": True},
     "adaptive": {"cutoffs": (8, 20), "div_val": 2, "d_embed": 8},
     "clusters": {"cutoffs": (8, 20), "tie_embeddings": False},

@@ -35,7 +35,7 @@ PROGRAMS = {
         "embedding_residual": True,
     },
     "onnx, learned": {"attn_type": 1, "n_positions": 6, "enhanced_recurrence": True},
-    "torch": {"key_offset": True, "scalable_softmax": 3},
+    "torch": {"key_offset": True, "scalable_softmax": 3, "layer_attn_lens": (3, 6)},
 }
 
 
