@@ -1,6 +1,6 @@
 """The comparison of docs/which-model.md: its files of results, its table and its chart.
 
-    txl compare python-stdlib-bytes.toml --models ... --out runs/compare/python-stdlib
+    txl compare modern-xl --minutes 10 --seeds 1 2 3 --out runs/compare/python-stdlib
     python benchmarks/comparisons.py record runs/compare/python-stdlib
     python benchmarks/comparisons.py write      # the table and the chart of the page
 

@@ -9,7 +9,7 @@ text, in bits per token, of the model alone. p is that of Welch's t-test (two-si
 a trial against those of the recipe. A component is kept if the recipe without it is worse, and
 another one is adopted if the recipe with it is better, at p < 0.05.
 
-Writes `results/trials_CORPUS.json`, and the table of docs/experiments.md.
+Writes `results/TABLE_CORPUS.json`, and that table of docs/experiments.md.
 """
 
 import argparse
@@ -71,6 +71,8 @@ TRIALS: dict[str, dict[str, dict[str, Any]]] = {
 """By name: the settings that a trial changes, by section."""
 CORPORA = {"python-stdlib": RECIPE, "ptb-char": "ptb-char-cpu"}
 """By name: the recipe whose text and vocabulary they are."""
+TABLES = ("trials", "lengths")
+"""Tables of docs/experiments.md."""
 LEVEL = 0.05
 
 
@@ -130,6 +132,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--tokens", type=int, help="of the validation text, from its start")
+    parser.add_argument("--table", choices=TABLES, default=TABLES[0], help="of the page")
     parser.add_argument("--out", type=Path, default=Path("runs/trials"))
     given = parser.parse_args()
     recipe = load_recipe(RECIPE)
@@ -159,12 +162,19 @@ def main() -> None:
     rows = rows_of({name: x for name, x in losses.items() if x})
     print(table({given.corpus: rows}))
     about = circumstances() | {"corpus": given.corpus, "minutes": given.minutes}
-    write_result_file(RESULTS / f"trials_{given.corpus}.json", rounded(about | {"rows": rows}))
-    files = [RESULTS / f"trials_{corpus}.json" for corpus in CORPORA]
-    found = {
-        x["corpus"]: x["rows"] for x in (json.loads(y.read_text()) for y in files if y.exists())
-    }
-    replace_file(PAGE, page(PAGE.read_text("utf-8"), {"trials": table(found)}).encode())
+    path = RESULTS / f"{given.table}_{given.corpus}.json"
+    write_result_file(path, rounded(about | {"rows": rows}))
+    write_page()
+
+
+def write_page() -> None:
+    """Write the tables of the page from the files of results."""
+    tables = {}
+    for name in TABLES:
+        files = [RESULTS / f"{name}_{corpus}.json" for corpus in CORPORA]
+        found = [json.loads(path.read_text("utf-8")) for path in files if path.exists()]
+        tables[name] = table({x["corpus"]: x["rows"] for x in found})
+    replace_file(PAGE, page(PAGE.read_text("utf-8"), tables).encode())
 
 
 if __name__ == "__main__":
