@@ -132,7 +132,7 @@ def draw(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             axes.plot(*points, "o-", color=f"C{MODELS.index(model)}", markersize=3, label=shown)
         axes.set_xscale("log", base=2)
         axes.set_xticks(MEM_LENS, [f"{x:,}" for x in MEM_LENS], fontsize=7)
-        axes.set_title(name, fontsize=9)
+        axes.set_title(CORPORA[name].split(",")[0], fontsize=9)
         axes.set_xlabel("memory length at evaluation, tokens")
         axes.set_ylabel("bits per token, test text")
         axes.spines[["top", "right"]].set_visible(False)

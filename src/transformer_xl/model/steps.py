@@ -51,6 +51,11 @@ class Step(ABC):
     ) -> None:
         self._model, self._ring, self._attn_lens = model, ring, attn_lens
         self._positions, self.tensors = positions, ring.tensors
+        self._prepare()
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make what a step needs of model and ring."""
 
     @abstractmethod
     def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
@@ -67,16 +72,9 @@ class CompiledStep(Step):
     kind = "compiled"
     is_fixed = False
 
-    def __init__(
-        self,
-        model: "TransformerXL",
-        ring: Ring,
-        positions: Sequence[Positions],
-        attn_lens: Sequence[int],
-    ) -> None:
-        super().__init__(model, ring, positions, attn_lens)
-        self._layers = _described(model, ring, positions, attn_lens)
-        self._is_recurrent = model.input_decay is not None
+    def _prepare(self) -> None:
+        self._layers = _described(self._model, self._ring, self._positions, self._attn_lens)
+        self._is_recurrent = self._model.input_decay is not None
 
     @staticmethod
     def reason_against(model: "TransformerXL", dtype: torch.dtype) -> str | None:
@@ -124,14 +122,8 @@ class CapturedStep(Step):
     kind = "captured"
     is_fixed = True
 
-    def __init__(
-        self,
-        model: "TransformerXL",
-        ring: Ring,
-        positions: Sequence[Positions],
-        attn_lens: Sequence[int],
-    ) -> None:
-        super().__init__(model, ring, positions, attn_lens)
+    def _prepare(self) -> None:
+        model, ring = self._model, self._ring
         B, config, device = ring.batch_size, model.config, ring.first.device
         # Inputs and output of a step, at fixed addresses.
         self._position, self._newest = (
