@@ -71,7 +71,7 @@ def by_memory(folder: Path, n_tokens: int | None) -> dict[str, float]:
     model = load_model(folder / "model" / "best")
     ids, found = corpus.split(corpus.held_out)[: n_tokens and n_tokens + 1], {}
     for mem_len in MEM_LENS:
-        settings = replace(recipe.eval, mem_len=mem_len, attn_len=model.config.attn_len)
+        settings = replace(recipe.eval, mem_len=mem_len)
         sizes: dict[str, Any] = {"n_bytes": 0, "segment_len": recipe.train.segment_len}
         with Precision(recipe.train.precision, pick_device()).autocast():
             result = evaluate_by(settings, model, ids, vocab=None, **sizes)

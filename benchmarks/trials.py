@@ -34,45 +34,48 @@ RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "experiments.md
 RECIPE = "modern-xl"
 SHORT = load_recipe(RECIPE).train.stages[:-1]
 """Lengths of segments and memories, without those of the last stage."""
-TRIALS: dict[str, dict[str, dict[str, Any]]] = {
-    RECIPE: {},
-    "without key_offset": {"model": {"key_offset": False}},
-    "without scalable_softmax": {"model": {"scalable_softmax": None}},
-    "clamp_len 128": {"model": {"clamp_len": 128}},
-    "a memory of 128, not random": {
-        "model": {"mem_len": 128},
-        "train": {"stages": SHORT, "random_mem_len": None},
+TRIALS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
+    "trials": {
+        RECIPE: {},
+        "without key_offset": {"model": {"key_offset": False}},
+        "without scalable_softmax": {"model": {"scalable_softmax": None}},
+        "clamp_len 128": {"model": {"clamp_len": 128}},
+        "a memory of 128, not random": {
+            "model": {"mem_len": 128},
+            "train": {"stages": SHORT, "random_mem_len": None},
+        },
+        "memories up to 256": {
+            "model": {"mem_len": 256},
+            "train": {"stages": (*SHORT, (0.45, 128, 256))},
+        },
+        "memories up to 512": {
+            "model": {"mem_len": 512},
+            "train": {"stages": (*SHORT, (0.45, 128, 512))},
+        },
+        "memories up to 4,096": {
+            "model": {"mem_len": 4096},
+            "train": {"stages": (*SHORT, (0.45, 128, 4096))},
+        },
+        "with embedding_residual": {"model": {"embedding_residual": True}},
+        "without input_recurrence": {"model": {"input_recurrence": False}},
+        "without qk_norm": {"model": {"qk_norm": False}},
+        "RMSNorm": {"model": {"norm": "rms"}},
+        "squared ReLU": {"model": {"activation": "relu_squared"}},
+        "SwiGLU, as many weights": {"model": {"activation": "swiglu", "d_inner": 683}},
     },
-    "memories up to 256": {
-        "model": {"mem_len": 256},
-        "train": {"stages": (*SHORT, (0.45, 128, 256))},
+    "lengths": {
+        RECIPE: {},
+        "without layer_attn_lens": {"model": {"layer_attn_lens": ()}},
+        "the first layer sees 128 positions": {"model": {"layer_attn_lens": (128, 2048)}},
+        "the second layer sees 256 positions": {"model": {"layer_attn_lens": (2048, 256)}},
+        "half the streams": {"train": {"batch_size": 8}},
+        "twice the streams": {"train": {"batch_size": 32}},
+        "weight decay 0.1": {"train": {"weight_decay": 0.1}},
     },
-    "memories up to 512": {
-        "model": {"mem_len": 512},
-        "train": {"stages": (*SHORT, (0.45, 128, 512))},
-    },
-    "memories up to 4,096": {
-        "model": {"mem_len": 4096},
-        "train": {"stages": (*SHORT, (0.45, 128, 4096))},
-    },
-    "with embedding_residual": {"model": {"embedding_residual": True}},
-    "without input_recurrence": {"model": {"input_recurrence": False}},
-    "without qk_norm": {"model": {"qk_norm": False}},
-    "RMSNorm": {"model": {"norm": "rms"}},
-    "squared ReLU": {"model": {"activation": "relu_squared"}},
-    "SwiGLU, as many weights": {"model": {"activation": "swiglu", "d_inner": 683}},
-    "without layer_attn_lens": {"model": {"layer_attn_lens": ()}},
-    "the first layer sees 128 positions": {"model": {"layer_attn_lens": (128, 2048)}},
-    "the second layer sees 256 positions": {"model": {"layer_attn_lens": (2048, 256)}},
-    "weight decay 0.1": {"train": {"weight_decay": 0.1}},
-    "half the streams": {"train": {"batch_size": 8}},
-    "twice the streams": {"train": {"batch_size": 32}},
 }
-"""By name: the settings that a trial changes, by section."""
+"""By table and name: the settings that a trial changes, by section."""
 CORPORA = {"python-stdlib": RECIPE, "ptb-char": "ptb-char-cpu"}
 """By name: the recipe whose text and vocabulary they are."""
-TABLES = ("trials", "lengths")
-"""Tables of docs/experiments.md."""
 LEVEL = 0.05
 
 
@@ -80,7 +83,8 @@ def rows_of(losses: Mapping[str, list[float]]) -> list[dict[str, Any]]:
     """Return a row for each trial: mean, standard deviation, difference to the recipe, and p."""
     base, rows = losses[RECIPE], []
     for name, values in losses.items():
-        row = {"trial": name, "seeds": len(values), "mean": statistics.fmean(values)}
+        row = {"trial": name, "seeds": len(values), "losses": values}
+        row["mean"] = statistics.fmean(values)
         row["std"] = statistics.stdev(values) if len(values) > 1 else None
         row["difference"] = row["mean"] - statistics.fmean(base)
         row["p"] = None
@@ -128,17 +132,20 @@ def main() -> None:
     )
     parser.add_argument("corpus", choices=CORPORA)
     parser.add_argument("--path", help="files of the corpus, where they cannot be downloaded")
-    parser.add_argument("--trials", nargs="+", choices=TRIALS, default=list(TRIALS))
+    parser.add_argument("--table", choices=TRIALS, default="trials", help="of the page")
+    parser.add_argument("--trials", nargs="+", help="some of the table (default: all)")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--tokens", type=int, help="of the validation text, from its start")
-    parser.add_argument("--table", choices=TABLES, default=TABLES[0], help="of the page")
     parser.add_argument("--out", type=Path, default=Path("runs/trials"))
     given = parser.parse_args()
+    if unknown := [x for x in given.trials or () if x not in TRIALS[given.table]]:
+        parser.error(f"--trials {unknown}: choose from {list(TRIALS[given.table])}")
     recipe = load_recipe(RECIPE)
     models = {
-        name: recipe.changed(TRIALS[name], print)
-        for name in {RECIPE: 0, **dict.fromkeys(given.trials)}
+        name: recipe.changed(changes, print)
+        for name, changes in TRIALS[given.table].items()
+        if given.trials is None or name in {RECIPE, *given.trials}
     }
     plan = Plan(
         data=replace(load_recipe(CORPORA[given.corpus]).data, path=given.path),
@@ -160,6 +167,8 @@ def main() -> None:
         for name in models
     }
     rows = rows_of({name: x for name, x in losses.items() if x})
+    paces = {run.model: run.found["seconds"] for run in comparison.planned() if run.phase == "pace"}
+    rows = [row | {"seconds": paces[row["trial"]]} for row in rows]
     print(table({given.corpus: rows}))
     about = circumstances() | {"corpus": given.corpus, "minutes": given.minutes}
     path = RESULTS / f"{given.table}_{given.corpus}.json"
@@ -170,7 +179,7 @@ def main() -> None:
 def write_page() -> None:
     """Write the tables of the page from the files of results."""
     tables = {}
-    for name in TABLES:
+    for name in TRIALS:
         files = [RESULTS / f"{name}_{corpus}.json" for corpus in CORPORA]
         found = [json.loads(path.read_text("utf-8")) for path in files if path.exists()]
         tables[name] = table({x["corpus"]: x["rows"] for x in found})

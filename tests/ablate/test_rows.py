@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from transformer_xl.config import Config, ModelConfig
+from transformer_xl.config import Config, ModelConfig, load_recipe
 from transformer_xl.model import build_model
 from transformer_xl.studies.ablate import ROWS, apply_row, rows_of
 
@@ -75,3 +75,11 @@ def test_what_a_row_has_no_use_for_is_left_out(recipe: Config) -> None:
         assert config.train.reset_memory == (0.2 if recurrence == "recurrence" else 0.0), row
         assert config.model.tie_biases == (encoding in ("sinusoids", "learned")), row
         build_model(config.model)
+
+
+def test_lengths_by_layer_and_random_lengths_without_a_memory_are_left_out() -> None:
+    recipe = load_recipe("modern-xl")
+    for row in ROWS:
+        config = apply_row(row, recipe, seed=1)
+        assert recipe.model.layer_attn_lens and not config.model.layer_attn_lens
+        assert (config.train.random_mem_len is None) == (not config.model.mem_len), row

@@ -71,6 +71,7 @@ def _tiny(config: Config, folder: Path) -> Config:
             mem_len=min(model.mem_len, length),
             ext_len=min(model.ext_len, length),
             attn_len=at_most_length(model.attn_len),
+            layer_attn_lens=tuple(x // 64 for x in model.layer_attn_lens[:2]),
             clamp_len=at_most_length(model.clamp_len),
         ),
         data=replace(

@@ -1,12 +1,13 @@
 """Attention lengths, and so memory lengths, that differ by layer."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from tests.laws.conftest import CONFIG
 
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import TransformerXL, build_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -19,6 +20,7 @@ NETWORKS = {
     "learned positions": {"attn_type": 3, "n_positions": 12},
     "states of the layer itself": {"enhanced_recurrence": True},
 }
+GPT = {"kind": "gpt", "key_offset": True, "scalable_softmax": 2, "reset_at": 3}
 
 
 def drawn(n):
@@ -30,11 +32,16 @@ def config(request):
     return replace(CONFIG, **NETWORKS[request.param])
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize(
+    ("settings", "is_kept"),
+    [*product(NETWORKS.values(), [False, True]), (GPT, False)],
+    ids=[*(f"{name}, kept {x}" for name, x in product(NETWORKS, [False, True])), "gpt"],
+)
 @torch.no_grad()
-def test_the_same_length_in_all_layers_is_the_attention_length(config, is_kept):
-    model = TransformerXL(replace(config, layer_attn_lens=(4, 4, 4))).double().eval()
-    other = TransformerXL(replace(config, layer_attn_lens=(), attn_len=4)).double().eval()
+def test_the_same_length_in_all_layers_is_the_attention_length(settings, is_kept):
+    config = replace(CONFIG, **settings)
+    model = build_model(replace(config, layer_attn_lens=(4, 4, 4))).double().eval()
+    other = build_model(replace(config, layer_attn_lens=(), attn_len=4)).double().eval()
     other.load_state_dict(model.state_dict())
     mems = [each.keep(each.start_memory(2)) if is_kept else None for each in (model, other)]
     for segment in drawn(17).split(5, 1):

@@ -273,9 +273,8 @@ class _WithHeads(ModelConfig):
     """Attention length: how many keys a query sees, counting its own; None: all of memory and
     segment."""
     layer_attn_lens: tuple[Count, ...] = ()
-    """Attention length of each layer, the lowest first, so that memory lengths differ by layer: one
-    that is n uses n - 1 positions of the memory. mem_len is stored in all; empty: attn_len holds
-    for all."""
+    """Attention length of each layer, the lowest first, so that memory lengths differ by layer; all
+    store mem_len positions. The smaller of it and attn_len holds; empty: attn_len in all."""
     ext_len: Length = 0
     """Extended context: positions before each segment that are read again with it instead of being
     kept in memory."""

@@ -34,7 +34,7 @@
 
 namespace {
 
-constexpr int VERSION = 9;  // of the structures below and of what they mean
+constexpr int VERSION = 10;  // of the structures below and of what they mean
 
 enum Activation : int32_t { RELU = 0, RELU_SQUARED = 1, GELU = 2, GEGLU = 3, SWIGLU = 4 };
 
@@ -61,7 +61,7 @@ struct Step {
     const Layer *layers;
     const void *final_norm, *final_norm_bias;  // or null
     void *x;                                   // (B, D): embedded tokens, then the output of the layers
-    const int64_t *seen;                       // how many keys each stream has, its own included
+    const int64_t *n_keys;                     // how many keys each stream has, its own included
     void *scratch;
     int64_t newest, capacity, n_positions;     // slot of the token; size of the ring; rows of r
     double eps;
@@ -314,7 +314,7 @@ void attend(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int 
     const R *v = l.position_bias ? static_cast<const R *>(l.position_bias) + h * K : nullptr;
     for (int b = 0; b < s.B; ++b) {
         R *q = qkv + int64_t(b) * 3 * K, *k = q + K, *value = k + K;
-        const int64_t seen = std::min(s.seen[b], l.attn_len);
+        const int64_t seen = std::min(s.n_keys[b], l.attn_len);
         if (l.q_norm) {
             normalize(q, q, K, l.q_norm, nullptr, s.eps, true);
             normalize(k, k, K, l.k_norm, nullptr, s.eps, true);

@@ -41,7 +41,7 @@ _VECTORS = (
     *("attention_norm", "attention_norm_bias", "feed_forward_norm", "feed_forward_norm_bias"),
     *("q_norm", "k_norm", "query_growth", "content_bias", "position_bias"),
 )
-_NUMBERS = ("attn_len", "embedding_own", "embedding_first", "growth_from")
+_FACTORS = ("embedding_own", "embedding_first", "growth_from")
 
 
 class _Matrix(ctypes.Structure):
@@ -57,13 +57,13 @@ class _Layer(ctypes.Structure):
         *((name, c_void_p) for name in (*_VECTORS, "r", "distance_bias", "keys", "values")),
         *((name, c_int64) for name in ("r_row", "r_head", "bias_row", "bias_head")),
         ("attn_len", c_int64),
-        *((name, c_double) for name in _NUMBERS[1:]),
+        *((name, c_double) for name in _FACTORS),
     )
 
 
 class _Step(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("layers", "final_norm", "final_norm_bias", "x", "seen")),
+        *((name, c_void_p) for name in ("layers", "final_norm", "final_norm_bias", "x", "n_keys")),
         ("scratch", c_void_p),
         *((name, c_int64) for name in ("newest", "capacity", "n_positions")),
         ("eps", c_double),
@@ -74,7 +74,7 @@ class _Step(ctypes.Structure):
 
 
 _NO_MEMORY = 2
-_VERSION = 9
+_VERSION = 10
 _LAYOUT = _VERSION << 32 | ctypes.sizeof(_Step) << 16 | ctypes.sizeof(_Layer)
 """What the library returns if it was built from the same version of ``native.cpp``."""
 
@@ -266,13 +266,13 @@ class Layers:
         """
         step, out = self._step, x.to(self._dtype, copy=True).contiguous()
         n_keys = n_keys.contiguous()
-        step.x, step.seen, step.newest = out.data_ptr(), n_keys.data_ptr(), newest
+        step.x, step.n_keys, step.newest = out.data_ptr(), n_keys.data_ptr(), newest
         step.n_threads = torch.get_num_threads()
         _checked(library().txl_step(ctypes.byref(step)))
         return out.to(x.dtype)
 
     def _layer(self, tensors: Mapping[str, Any]) -> _Layer:
-        described = _Layer(**{name: tensors[name] for name in _NUMBERS})
+        described = _Layer(**{name: tensors[name] for name in (*_FACTORS, "attn_len")})
         for name in _MATRICES:
             setattr(described, name, self._matrix(tensors[name], tensors.get(f"{name}_bias")))
         for name in _VECTORS:

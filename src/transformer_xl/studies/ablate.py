@@ -125,6 +125,7 @@ def apply_row(row: Row, recipe: Config, seed: int) -> Config:
             enhanced_recurrence=model.enhanced_recurrence and has_memory,
             ext_len=0,
             attn_len=None,
+            layer_attn_lens=(),
             clamp_len=None,
         ),
         train=replace(
@@ -135,6 +136,7 @@ def apply_row(row: Row, recipe: Config, seed: int) -> Config:
             # Without a curriculum, as rows differ in their lengths.
             stages=(),
             reset_memory=recipe.train.reset_memory if has_memory else 0.0,
+            random_mem_len=recipe.train.random_mem_len if has_memory else None,
         ),
         # Attention lengths are searched after training.
         eval=EvalConfig(batch_size=recipe.eval.batch_size),

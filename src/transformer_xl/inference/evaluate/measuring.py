@@ -180,7 +180,7 @@ def evaluate(
     nats, n_read, n_counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, 0
     counted: list[Tensor] = []
     # -log p of each target, and whether it was predicted and counts.
-    each = np.zeros(n if mixture else 0)
+    each = np.zeros(n if mixture is not None else 0)
     is_scored = np.zeros(len(each), bool)
     began = time.perf_counter()
     with evaluating(model), torch.no_grad():

@@ -99,9 +99,9 @@ class Session:
     """A text of unbounded length, read and generated in turns.
 
     Its state has a constant size (``nbytes``), and can be saved, resumed in another process, forked
-    and rewound. Every layer attends to ``mem_len`` positions, with ``key_offset`` one fewer, and
-    the token itself (as with ``attn_len`` in :func:`~transformer_xl.evaluate`), so results do not
-    depend on how the text was split, up to rounding. Exceptions are absolute positions, enhanced
+    and rewound. Every layer attends to at most ``mem_len`` positions, with ``key_offset`` one
+    fewer, and the token itself (as with ``attn_len`` in :func:`~transformer_xl.evaluate`), so
+    results do not depend on how the text was split, up to rounding. Exceptions are absolute positions, enhanced
     recurrence and, with ``mem_len`` 0, input recurrence, where results depend on the segmentation.
 
     Args:

@@ -13,8 +13,8 @@ from transformer_xl.model.segment import View
 class AttentionSpans:
     """Limits what each layer sees (``layer_attn_lens``), the lowest layer first.
 
-    Positions of the memory that are out of reach of a layer are not projected, unless keys and
-    values are cached already.
+    Positions of the memory that are out of reach of a layer are neither projected nor attended to;
+    those of :class:`~transformer_xl.model.keys_and_values.KeysAndValues` are masked.
 
     Args:
         spans: The attention lengths.
