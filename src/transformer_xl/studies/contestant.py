@@ -82,8 +82,10 @@ def measured(
             mem_lens = [factor * config.model.mem_len for factor in MEM_LENS]
             best = min(mem_lens, key=lambda mem_len: losses("valid", mem_len, n).nll)
         result["valid"] = _figures(losses("valid", best))
-        training = NGramMixture(SortedContexts(np.asarray(corpus.split("train")))) if counts else None
-        tested = losses(split, best, ngram_cache=training)
+        mixture = None
+        if counts:
+            mixture = NGramMixture(SortedContexts(np.asarray(corpus.split("train"))))
+        tested = losses(split, best, ngram_cache=mixture)
         result["test"] = _figures(tested) | {"split": split}
         if tested.nll_with_cache is not None:
             bits = {"bits_per_token": tested.nll_with_cache / math.log(2)}

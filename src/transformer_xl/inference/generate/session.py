@@ -101,8 +101,9 @@ class Session:
     Its state has a constant size (``nbytes``), and can be saved, resumed in another process, forked
     and rewound. Every layer attends to at most ``mem_len`` positions, with ``key_offset`` one
     fewer, and the token itself (as with ``attn_len`` in :func:`~transformer_xl.evaluate`), so
-    results do not depend on how the text was split, up to rounding. Exceptions are absolute positions, enhanced
-    recurrence and, with ``mem_len`` 0, input recurrence, where results depend on the segmentation.
+    results do not depend on how the text was split, up to rounding. Exceptions are absolute
+    positions, enhanced recurrence and, with ``mem_len`` 0, input recurrence, where results depend
+    on the segmentation.
 
     Args:
         model: The model, with fixed weights; its mode is restored after each call.
