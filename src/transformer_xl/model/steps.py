@@ -157,13 +157,14 @@ class CapturedStep(Step):
             ring.inputs.index_copy_(1, self._newest, exact[:, None])
             x = exact.to(x.dtype)[:, None]
         n_keys = self._position + 1 - ring.first
+        n_seen = {x: n_keys.clamp(max=x) for x in set(self._attn_lens)}
         layer_input, nothing = model.residuals(model, x), x[:, :0]
         for n, layer in enumerate(model.layers):
             x = layer_input(n, x)
             q, k, v = layer.project(x, nothing)
-            n_seen = n_keys.clamp(max=self._attn_lens[n])
-            q = layer.scale.scaled(q, n_seen[:, None])
-            attended = self._attended(n, q, k, v, n_seen)
+            n_own = n_seen[self._attn_lens[n]]
+            q = layer.scale.scaled(q, n_own[:, None])
+            attended = self._attended(n, q, k, v, n_own)
             x = layer.finish(x, layer.attention.merged(attended))
             if model.config.enhanced_recurrence:
                 present = layer.keys_and_values(x)

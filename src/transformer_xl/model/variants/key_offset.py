@@ -9,7 +9,7 @@ from transformer_xl.model.segment import View
 
 
 def own_width(head_width: int) -> int:
-    """Return how many features of a key are the token's own; the last ones are of that before."""
+    """Return how many features of a key are its token's; the others are the token's before it."""
     return head_width // 2
 
 
