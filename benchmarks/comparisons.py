@@ -124,7 +124,8 @@ def draw(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4 * len(found), 3.6), layout="constrained")
-    for axes, (name, result) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
+    (row_of_axes,) = figure.subplots(1, len(found), squeeze=False)
+    for axes, (name, result) in zip(row_of_axes, found.items(), strict=True):
         for label, losses in result["memory"].items():
             model, _, seed = label.partition("/")
             shown = model if seed == "seed_1" else None

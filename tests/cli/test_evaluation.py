@@ -108,17 +108,18 @@ def test_eval_explains_what_cannot_be(txl, trained, text):
 
 def test_a_memory_longer_than_was_measured_is_said_to_be(txl, trained, text, tmp_path):
     """The recipe measures its own memory of 8 alone."""
-    note = "is measured with memories of up to 8;"
+    note = "measures memories of up to 8;"
     archive = tmp_path / "text.txl"
     for words in (
         ["eval", trained, text],
         ["eval", trained, text, "--eval.window", 20],
+        ["eval", trained, text, "--eval.mem_lens", 4, 9],
         ["compress", text, archive, "--model", trained, "--mem_len", 8],
     ):
         assert note not in txl(*words).err
     archive.unlink()
     for words in (
-        ["eval", trained, text, "--eval.mem_lens", 4, 9],
+        ["eval", trained, text, "--eval.mem_len", 9],
         ["compress", text, archive, "--model", trained, "--mem_len", 9],
     ):
         err = txl(*words).err
@@ -138,6 +139,13 @@ def test_another_text_is_evaluated_without_the_training_text(txl, trained, text,
     assert "nll_with_cache" not in ended.json
     ended = txl("eval", run, text, "--eval.ngram_cache", "training")
     assert "gone" in ended.err
+    (run / "recipe.toml").write_text(recipe.replace("[eval]", '[eval]\nngram_cache = "training"'))
+    assert "nll_with_cache" in txl("eval", run, "--json").json
+    own = ["eval", run, "--eval.split", "train"]
+    assert "nll_with_cache" not in txl(*own, "--json").json
+    ended = txl(*own, "--eval.ngram_cache", "training")
+    assert (ended.code, ended.out) == (2, "")
+    assert "the text that is evaluated would be counted" in " ".join(ended.err.split())
 
 
 def test_eval_with_an_ngram_cache_says_what_both_take(txl, trained, text):

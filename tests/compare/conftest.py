@@ -55,7 +55,7 @@ def made(monkeypatch):
     """
     made = []
 
-    def measured(config, folder, *, n_tokens=None, counts=False):
+    def measured(config, folder, *, n_tokens=None):
         task = tasks[folder]
         made.append(task)
         minutes, run = task.run.minutes, task.run

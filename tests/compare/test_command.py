@@ -24,7 +24,7 @@ def call(text, out, *words):
 def _others_losses(monkeypatch, made, found):
     """A loss of each contestant of the package."""
 
-    def measured(config, folder, *, n_tokens=None, counts=False):
+    def measured(config, folder, *, n_tokens=None):
         made.append((folder.parent.name, config, n_tokens))
         return found({"txl": 2.0, "gpt": 2.5, "lstm": 3.0}[folder.parent.name] + config.train.lr)
 
@@ -46,6 +46,9 @@ def test_a_text_of_ones_own_is_read_by_bytes(tmp_path, text, made, capsys):
 def test_settings_of_the_command_line_are_those_of_all_contestants(tmp_path, text, made):
     words = ("--models", "txl", "lstm", "--rates", "1", "--no_baselines")
     call(text, tmp_path / "out", *words, "--model.dropout", "0.3", "--train.batch_size", "4")
+    own = (*words[:2], *words[3:], "--model.d_inner", "32", "--model.qk_norm", "False")
+    assert call(text, tmp_path / "own", *own) == 0
+    assert (made[-1][1].model.d_inner, made.pop()[1].model.qk_norm) == (32, False)
     assert [(x.model.kind, x.model.dropout, x.train.batch_size) for _, x, _ in made] == [
         ("transformer_xl", 0.3, 4),
         ("lstm", 0.3, 4),

@@ -1,10 +1,16 @@
 """What is measured of a contestant, on toy models that are really trained."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
-from transformer_xl.inference.evaluate import WithMemory, evaluate
+from transformer_xl.inference.evaluate import (
+    NGramMixture,
+    SortedContexts,
+    WithMemory,
+    evaluate,
+)
 from transformer_xl.model import build_model, load_model
 from transformer_xl.studies import contestant
 from transformer_xl.studies.compare import plan_training
@@ -60,6 +66,26 @@ def test_a_contestant_is_trained_and_measured(tmp_path, contestants, kind):
     )
     assert test["nll"] == pytest.approx(expected.nll)
     assert (test["mem_len"], test["ext_len"]) == (mem_len or 0, config.eval.ext_len or 0)
+
+
+def test_the_counts_are_those_of_the_training_text(tmp_path, models):
+    config = short(models["txl"], models["txl"].data)
+    config = replace(config, eval=replace(config.eval, ngram_cache="training"))
+    found = contestant.measured(config, tmp_path / "run", n_tokens=50)
+    corpus = contestant.prepare(config.data, lambda _: None)
+    model = load_model(tmp_path / "run" / "model" / "best")
+    expected = evaluate(
+        model,
+        corpus.split(found["test"]["split"])[:51],
+        WithMemory(
+            batch_size=config.eval.batch_size,
+            segment_len=config.eval.segment_len or config.train.segment_len,
+            mem_len=found["test"]["mem_len"],
+            ngram_cache=NGramMixture(SortedContexts(corpus.split("train"))),
+        ),
+    )
+    bits = expected.nll_with_cache / math.log(2)
+    assert found["with_counts"]["bits_per_token"] == pytest.approx(bits)
 
 
 def test_losses_are_of_as_many_tokens_as_asked_for(tmp_path, models):

@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from transformer_xl.config.recipes import recipe_text
-from transformer_xl.model.limits import least_weights
+from transformer_xl.inference.evaluate import ngram_cache
+from transformer_xl.model.limits import MemoryLimitError, least_weights
 from transformer_xl.studies import compare
 from transformer_xl.studies.compare import Comparison, Plan, load_contestants
 from transformer_xl.train import Diverged, Interrupted
@@ -128,6 +129,25 @@ def test_a_run_that_failed_is_tried_again_and_one_that_diverged_is_not(
     again.go()
     assert {task.run.model for task in made[n:]} == {"gpt"}
     assert [run for run in again.planned() if run.phase == "run" and run.model == "gpt"]
+
+
+def test_a_rate_beyond_the_given_ones_may_fail(tmp_path, models, made, failing):
+    def fail(task):
+        if task.run.factor == 2:
+            raise OSError("the disk is full")
+
+    failing.append(fail)
+    Comparison(plan({"txl": models["txl"]}, factors=(0.5, 1.0)), tmp_path).go()
+    assert [task.run.factor for task in made if task.run.phase == "run"] == [1.0]
+
+
+def test_a_text_too_long_to_be_counted_is_an_error_before_anything_is_made(
+    tmp_path, models, monkeypatch
+):
+    monkeypatch.setattr(ngram_cache, "BYTES", 1 << 60)
+    with pytest.raises(MemoryLimitError, match="the n-gram cache"):
+        Comparison(plan(models), tmp_path)
+    Comparison(plan(models, counts=False), tmp_path)
 
 
 def test_a_copy_of_a_recipe_is_a_contestant_of_its_own(tmp_path, models, made):

@@ -16,7 +16,6 @@ from transformer_xl.inference.evaluate import (
     SlidingWindow,
     WithMemory,
     evaluate,
-    measuring,
     ngram_cache,
     plan_ngram_cache,
 )
@@ -155,10 +154,12 @@ def test_tokens_that_do_not_count_are_read_up_to_the_last_that_does():
 
 
 def test_a_text_whose_counts_exceed_the_memory_is_an_error_before_it_is_read(monkeypatch, model):
-    monkeypatch.setattr(measuring, "BYTES", 1 << 60)
+    monkeypatch.setattr(ngram_cache, "BYTES", 1 << 60)
     monkeypatch.setattr(type(model), "forward", None)
     with pytest.raises(MemoryLimitError, match=r"the n-gram cache .* evaluate a shorter text"):
         evaluate(model, np.arange(30) % 3, WithMemory(ngram_cache=NGramMixture()))
+    with pytest.raises(MemoryLimitError, match="the n-gram cache"):
+        plan_ngram_cache(EvalConfig(ngram_cache="training"), 30, None)
 
 
 @pytest.mark.parametrize("lengths", [{"segment_len": 7}, {"batch_size": 4}])
@@ -208,9 +209,9 @@ def test_counts_of_the_training_text_are_mixed_in_by_any_strategy(model, text):
     both = evaluate(model, text, WithMemory(ngram_cache=NGramMixture(SortedContexts(text))))
     assert both.nll_with_cache < read.nll_with_cache
     assert both.nll == read.nll
-    assert plan_ngram_cache(EvalConfig(), lambda: text) is None
-    assert plan_ngram_cache(EvalConfig(ngram_cache="read"), lambda: text) == NGramMixture()
-    planned = plan_ngram_cache(EvalConfig(ngram_cache="training"), lambda: text)
+    assert plan_ngram_cache(EvalConfig(), 9, lambda: text) is None
+    assert plan_ngram_cache(EvalConfig(ngram_cache="read"), 9, lambda: text) == NGramMixture()
+    planned = plan_ngram_cache(EvalConfig(ngram_cache="training"), 9, lambda: text)
     assert isinstance(planned.other, SortedContexts)
 
 

@@ -25,7 +25,7 @@ from transformer_xl.config import (
     recipe_names,
 )
 
-_OF_THE_PLAN = ("steps", "minutes", "seed", "eval_every")
+_OF_THE_PLAN = {"steps", "minutes", "seed", "eval_every"}
 """Settings of the training that a comparison chooses."""
 
 
@@ -79,11 +79,10 @@ class Compare(LoadsModels, PrintsResult):
         from transformer_xl.studies.baselines import baselines
 
         prepare_process()
-        taken = [x for x in TrainConfig.__dataclass_fields__ if x not in _OF_THE_PLAN]
         why = "--minutes and --seeds hold for all, and each is evaluated at its end"
-        refuse_others(self.train, "train.", tuple(taken), why)
-        taken = [x for x in ModelConfig.__dataclass_fields__ if x != "kind"]
-        refuse_others(self.model, "model.", tuple(taken), "--models names the contestants")
+        refuse_others(self.train, "train.", tuple(self.train.keys() - _OF_THE_PLAN), why)
+        others = tuple(self.model.keys() - {"kind"})
+        refuse_others(self.model, "model.", others, "--models names the contestants")
         names = [x for words in self.models for x in words.split(",") if x]
         changes = {"model": self.model, "train": self.train}
         plan = study.Plan(

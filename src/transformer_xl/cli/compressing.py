@@ -123,8 +123,9 @@ class Compress(_ArchiveCommand):
                 "--learn: the archive can be decompressed only on this kind of processor with this "
                 "version of PyTorch; without --learn, on any"
             )
-        coder = load(self.model) if self.model else (None, None)
-        if self.model and coder[0] is not None:
+        coder = (None, None)
+        if self.model:
+            coder = load(self.model)
             say_if_unmeasured(self.model, coder[0], self.mem_len or 0)
         data, started = read_bytes(self.file), time.perf_counter()
         with _progress("compressing") as progress, _name_in_errors(self.file):

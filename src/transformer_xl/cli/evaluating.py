@@ -77,15 +77,17 @@ class Eval(ReadsModel, PrintsResult):
         """Settings of the evaluation: those of the command line, else those of the recipe.
 
         The ``mem_lens`` of the recipe are for the end of its training, its ``ngram_cache`` is for
-        its own text. For windows and dynamic evaluation, settings of the recipe without effect
-        are dropped.
+        its validation and test text. For windows and dynamic evaluation, settings of the recipe
+        without effect are dropped.
         """
         settings = evaluation_of(self.dir, self.recipe)
-        window, dynamic = (self.eval.get(x, getattr(settings, x)) for x in ("window", "dynamic"))
+        window, dynamic, split = (
+            self.eval.get(x, getattr(settings, x)) for x in ("window", "dynamic", "split")
+        )
         without_effect = {
             ("mem_lens",): True,
             # The training text says nothing of another one, and may be gone.
-            ("ngram_cache",): self.file is not None,
+            ("ngram_cache",): self.file is not None or split == "train",
             ("segment_len", "mem_len", "ext_len", "max_steps"): window is not None,
             ("batch_size",): dynamic is not None,
             ("ext_len",): dynamic is not None,
@@ -121,11 +123,12 @@ class Eval(ReadsModel, PrintsResult):
         lengths = self.settings.lengths_after(segment_len)
         configured = Lengths.of(model.config, **lengths).mem_len
         mem_lens = sorted({*self.settings.mem_lens, configured})
-        say_if_unmeasured(self.dir, model, 0 if self.settings.window else mem_lens[-1])
+        if not (self.settings.window or self.settings.mem_lens):
+            say_if_unmeasured(self.dir, model, configured)
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
         rows, training = {}, partial(lambda of: self._corpus(of).split("train"), vocab)
-        ngram_cache = plan_ngram_cache(self.settings, training)
+        ngram_cache = plan_ngram_cache(self.settings, len(ids), training)
         for mem_len in mem_lens:
             settings, name, how = self.settings, "a window", None
             if settings.window is None:

@@ -55,8 +55,8 @@ def say_if_unmeasured(folder: Path | str, model: "LanguageModel", mem_len: int) 
     longest = max(model.config.mem_len, settings.mem_len or 0, *settings.mem_lens, 0)
     if mem_len > longest:
         say(
-            f"memory {mem_len:,}: {folder} is measured with memories of up to {longest:,}; a "
-            "longer one may predict worse. To compare: txl eval with "
+            f"memory {mem_len:,}: the recipe of {folder} measures memories of up to {longest:,}; "
+            "a longer one may predict worse. To compare: txl eval with "
             f"--eval.mem_lens {longest} {mem_len}"
         )
 

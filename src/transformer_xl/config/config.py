@@ -70,8 +70,8 @@ class Config:
             value = getattr(self.train, name)
             require(
                 not value or (self.model.start_memory == "empty" and not self.model.ext_len),
-                f"train.{name}={value} needs model.start_memory='empty' and model.ext_len=0: only "
-                "then is a reset or shorter memory that of a text which begins later",
+                f"train.{name}={value} needs model.start_memory='empty' and model.ext_len=0: "
+                "otherwise a memory that is reset or shortened is not that of the text from there",
                 self.train,
                 **{name: off},
             )

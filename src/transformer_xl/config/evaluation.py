@@ -100,6 +100,11 @@ class EvalConfig:
                 **{name: off},
             )
         require(
+            self.split != "train" or self.ngram_cache != "training",
+            "split='train' with ngram_cache='training': the text that is evaluated would be "
+            "counted; leave out one of them",
+        )
+        require(
             self.dynamic is None or not self.ext_len,
             f"ext_len={self.ext_len} with dynamic={self.dynamic!r}: what is read again would "
             "be learned from twice; leave out one of them",

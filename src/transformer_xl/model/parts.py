@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.model.memory import Memory
@@ -50,6 +50,24 @@ def whole_memory(
 ) -> Seen:
     """Return what layers see: all of the memory."""
     return zip(pasts, positions, [view] * len(pasts), strict=True)
+
+
+class PlainSoftmax(nn.Module):
+    """The softmax of the paper: queries are as they are."""
+
+    growth, n_keys = None, 0
+
+    def forward(
+        self, q: Float[Tensor, "B T H K"], n_keys: int, view: View
+    ) -> Float[Tensor, "B T H K"]:
+        """Return the queries."""
+        return q
+
+    def scaled(
+        self, q: Float[Tensor, "B T H K"], n_seen: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B T H K"]:
+        """Return the queries."""
+        return q
 
 
 def own_keys(k: Float[Tensor, "B S H K"], view: View) -> Float[Tensor, "B S H K"]:

@@ -82,7 +82,7 @@ class Lengths(NamedTuple):
         return self.attn_len is not None and self.attn_len <= self.window(config)
 
     def windowed(self, config: ModelConfig) -> "Lengths":
-        """Return lengths with which that is so, and every token sees as many as it can."""
+        """Return lengths that are windowed, with the longest window that they allow."""
         is_windowed = self.is_windowed(config)
         return self if is_windowed else self._replace(attn_len=self.window(config))
 

@@ -213,7 +213,7 @@ class Layers:
         norm_first: bool,
         is_rms: bool,
         eps: float,
-        n_offset: int = 0,
+        n_offset: int,
     ) -> None:
         first = layers[0]
         H, B, capacity, K = first["keys"].shape

@@ -35,6 +35,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.data import prepare
 from transformer_xl.errors import DataError, SettingsError
+from transformer_xl.inference.evaluate import require_cache
 from transformer_xl.studies.contestant import Found, measured
 from transformer_xl.studies.pace import paces, steps_in, with_others
 from transformer_xl.train import Diverged, Interrupted
@@ -49,12 +50,8 @@ FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Factors of the learning rates of a recipe that are searched."""
 _PACE_SHARE = 0.1
 """Share of the time of a run that measuring the pace of a contestant takes, about, at most."""
-_ALONE = {
-    x.name: x.default
-    for x in fields(EvalConfig)
-    if x.name.startswith("dynamic") or x.name == "ngram_cache"
-}
-"""Defaults of the settings of dynamic evaluation and of the n-gram cache, by name."""
+_NOT_DYNAMIC = {x.name: x.default for x in fields(EvalConfig) if x.name.startswith("dynamic")}
+"""Defaults of the settings of dynamic evaluation, by name."""
 
 
 def contestants() -> list[str]:
@@ -89,7 +86,9 @@ def load_contestants(
         except ValueError as error:
             raise SettingsError(f"{error}; contestants are {', '.join(contestants())}") from error
         try:
-            recipes[stem] = recipes[stem].changed(changes or {}, say)
+            recipes[stem] = recipes[stem].changed(
+                changes or {}, lambda x, stem=stem: say(f"{stem}: {x}")
+            )
         except SettingsError as error:
             raise SettingsError(f"{stem}: {error}") from error
     return recipes
@@ -203,6 +202,7 @@ class Comparison:
 
     Raises:
         DataError: The file of the runs is damaged, or the text cannot be read so.
+        MemoryLimitError: The machine has not the memory to count the text.
     """
 
     def __init__(
@@ -210,6 +210,9 @@ class Comparison:
     ) -> None:
         self.plan, self.folder, self._say = plan, folder, say
         self.corpus = prepare(plan.data, say)
+        if plan.counts:
+            n_tokens = self.corpus.n_tokens(self.corpus.held_out)
+            require_cache(min(plan.eval_tokens or n_tokens, n_tokens))
         self.failed: list[Run] = []
         self.runs = self._read()
 
@@ -267,13 +270,16 @@ class Comparison:
     def factor(self, model: str) -> float | None:
         """Return the factor of the best run of the search.
 
-        None while a run is missing, as one that could not be made, or if all diverged.
+        None while one of the given factors is missing, as a run that could not be made, or if all
+        diverged.
         """
         if len(self.plan.factors) == 1:
             return self.plan.factors[0]
-        runs = self._done([task for task in self.search() if task.run.model == model])
-        best = min(runs, key=_valid_nll, default=None)
-        return best.factor if best and "valid" in best.found else None
+        if not self._done([self._searched(model, factor) for factor in self.plan.factors]):
+            return None
+        tasks = [task for task in self.search() if task.run.model == model]
+        best = min((run for task in tasks if (run := self.done(task))), key=_valid_nll)
+        return best.factor if "valid" in best.found else None
 
     def done(self, task: Task) -> Run | None:
         """Return what was measured of a run, if it has ended."""
@@ -332,7 +338,14 @@ class Comparison:
             minutes = plan.searched_minutes if phase == "search" else plan.minutes
             if (pace := self.done(self._task(model, "pace"))) is not None:
                 steps = steps_in(minutes, recipe, pace.found["seconds"])
-        config = plan_training(recipe, plan.data, steps=steps, factor=factor, seed=seed)
+        config = plan_training(
+            recipe,
+            plan.data,
+            steps=steps,
+            factor=factor,
+            seed=seed,
+            counts=plan.counts and phase == "run",
+        )
         device = pick_device()
         # Resolved: `auto` where that is bfloat16 is the same run as bfloat16 elsewhere.
         precision = Precision(config.train.precision, device).name
@@ -346,10 +359,7 @@ class Comparison:
             trained.append(used)
         # Earlier versions measured more of the first seed.
         is_first = phase == "run" and seed == plan.seeds[0]
-        parts = [trained, plan.eval_tokens, _changed(config.eval), is_first]
-        # With the counts nothing is added, as in the digests of earlier versions.
-        parts += ["without counts"] * (phase == "run" and not plan.counts)
-        digest = _digest(parts)
+        digest = _digest([trained, plan.eval_tokens, _changed(config.eval), is_first])
         name = f"search_{factor:g}" if phase == "search" else f"seed_{seed}"
         return Task(
             Run(
@@ -371,9 +381,7 @@ class Comparison:
             self._say(f"{len(tasks) - len(left)} of {len(tasks)} runs have been made before")
         for task in left:
             try:
-                counts = task.run.phase == "run" and self.plan.counts
-                n_tokens = self.plan.eval_tokens
-                found = measured(task.config, task.folder, n_tokens=n_tokens, counts=counts)
+                found = measured(task.config, task.folder, n_tokens=self.plan.eval_tokens)
                 trained = found["training"]
                 line = (
                     f"{found['valid']['nll']:.4f} nats on the validation text, "
@@ -398,12 +406,12 @@ def _valid_nll(run: Run) -> float:
 
 
 def plan_training(
-    recipe: Config, data: DataConfig, *, steps: int, factor: float, seed: int
+    recipe: Config, data: DataConfig, *, steps: int, factor: float, seed: int, counts: bool = False
 ) -> Config:
     """Return a contestant's recipe with the corpus, steps, learning rate and seed of one run.
 
-    The run is evaluated at its end only, without dynamic evaluation and an n-gram cache, and with
-    the memory length of the recipe. The warmup is at most a tenth of the steps.
+    The run is evaluated at its end only, without dynamic evaluation, and with the memory length of
+    the recipe. The warmup is at most a tenth of the steps.
 
     Args:
         recipe: The recipe of the contestant. It is not modified.
@@ -411,6 +419,7 @@ def plan_training(
         steps: Number of training steps; the limit in minutes of the recipe does not apply.
         factor: Factor of the learning rates, that of Muon included.
         seed: Random seed of the training.
+        counts: Evaluate it with the counts of the training text, too.
     """
     training = recipe.train
     rates = {"lr": training.lr * factor}
@@ -430,5 +439,10 @@ def plan_training(
         recipe,
         data=data,
         train=training,
-        eval=replace(recipe.eval, mem_lens=(), **_ALONE),
+        eval=replace(
+            recipe.eval,
+            mem_lens=(),
+            ngram_cache="training" if counts else None,
+            **_NOT_DYNAMIC,
+        ),
     )

@@ -7,14 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_xl.config import Config, GenerateConfig, Precision, describe_machine, pick_device
 from transformer_xl.data import prepare
-from transformer_xl.inference.evaluate import NGramMixture, Result, SortedContexts, evaluate_by
+from transformer_xl.inference.evaluate import (
+    NGramMixture,
+    Result,
+    evaluate_by,
+    plan_ngram_cache,
+)
 from transformer_xl.inference.generate import prompt_for
 from transformer_xl.model import LanguageModel, build_model, load_model
 from transformer_xl.train import Optimizer, RunFolder, train
@@ -30,21 +34,18 @@ _OF_MACHINE = ("processor", "instructions", "gpu", "threads")
 """What is recorded of the machine of a run."""
 
 
-def measured(
-    config: Config, folder: Path, *, n_tokens: int | None = None, counts: bool = False
-) -> Found:
+def measured(config: Config, folder: Path, *, n_tokens: int | None = None) -> Found:
     """Train a contestant, or resume it, and measure it.
 
     Args:
-        config: Its recipe.
+        config: Its recipe. Its ``eval.ngram_cache`` is for the test text.
         folder: Its run folder.
         n_tokens: Evaluate on this many tokens from the start of each split. None: on all.
-        counts: Measure it with an n-gram cache and the counts of the training text, too.
 
     Returns:
         ``training``: tokens, seconds, steps and FLOPs; ``valid`` and ``test``: the losses, with the
-        memory length that is best on the validation text; ``with_counts``: with ``counts``,
-        that of the test text; and the machine.
+        memory length that is best on the validation text; ``with_counts``: that of
+        the test text with the n-gram cache, if there is one; and the machine.
     """
     corpus = prepare(config.data, lambda _: None)
     # Required, although no sample is written.
@@ -82,10 +83,9 @@ def measured(
             mem_lens = [factor * config.model.mem_len for factor in MEM_LENS]
             best = min(mem_lens, key=lambda mem_len: losses("valid", mem_len, n).nll)
         result["valid"] = _figures(losses("valid", best))
-        mixture = None
-        if counts:
-            mixture = NGramMixture(SortedContexts(np.asarray(corpus.split("train"))))
-        tested = losses(split, best, ngram_cache=mixture)
+        n_tested = min(n_tokens or corpus.n_tokens(split), corpus.n_tokens(split))
+        cache = plan_ngram_cache(config.eval, n_tested, lambda: corpus.split("train"))
+        tested = losses(split, best, ngram_cache=cache)
         result["test"] = _figures(tested) | {"split": split}
         if tested.nll_with_cache is not None:
             bits = {"bits_per_token": tested.nll_with_cache / math.log(2)}

@@ -70,7 +70,10 @@ def finish(
     vocab, n_bytes = corpus.vocab, corpus.n_bytes(split)
     ngram_cache = None
     if isinstance(corpus, Corpus):
-        ngram_cache = plan_ngram_cache(settings, lambda: corpus.split("train"))
+        try:
+            ngram_cache = plan_ngram_cache(settings, len(ids), lambda: corpus.split("train"))
+        except MemoryLimitError as error:
+            say(f"without the n-gram cache: {error}")
     more = {"vocab": vocab, "n_bytes": n_bytes, "segment_len": segment_len}
 
     def measure(mem_len: int | None) -> dict[str, Any]:
@@ -79,13 +82,7 @@ def finish(
         progress = Progress.reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet)
         with Precision(config.train.precision, device).autocast(), progress:
             cache = ngram_cache if mem_len == chosen else None
-            try:
-                result = evaluate_by(evaluation, model, ids, ngram_cache=cache, **more)
-            except MemoryLimitError as error:
-                if cache is None:
-                    raise
-                say(f"without the n-gram cache: {error}")
-                result = evaluate_by(evaluation, model, ids, **more)
+            result = evaluate_by(evaluation, model, ids, ngram_cache=cache, **more)
         return result.row(split)
 
     lengths = Lengths.of(config.model, **settings.lengths_after(segment_len))

@@ -103,9 +103,10 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
                 objective = objective * state.loss_scale
             objective.backward()
         whole, after = memories[i], out.mems
-        if is_part and whole is not None:
-            after = _appended(whole, after, tokens.shape[1], mem_len)
-        mems.append(after.last(mem_len) if is_part else after)
+        if is_part:
+            n = tokens.shape[1]
+            after = after.last(mem_len) if whole is None else _appended(whole, after, n, mem_len)
+        mems.append(after)
         loss += part_loss.detach()
 
     trained = [p for p in state.model.parameters() if p.grad is not None]

@@ -15,7 +15,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data import Recordings, Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.evaluate.dynamic import Dynamic
-from transformer_xl.inference.evaluate.ngram_cache import BYTES, NGramMixture
+from transformer_xl.inference.evaluate.ngram_cache import NGramMixture, require_cache
 from transformer_xl.inference.evaluate.strategies import SlidingWindow, Strategy, WithMemory
 from transformer_xl.inference.evaluate.streams import Passage
 from transformer_xl.model import (
@@ -116,10 +116,9 @@ def evaluate(
         model: The model, which is not modified; its mode is restored afterwards.
         ids: The text in tokens, or recordings.
         how: What each token is predicted from: :class:`WithMemory`, :class:`SlidingWindow` or
-            :class:`Dynamic`. Recordings are read with memory. None: ``WithMemory()``. With its
-            ``ngram_cache``, predictions are also mixed with what followed the same tokens before,
-            in the text from its beginning, whatever the ``batch_size``; with ``max_steps``, up to
-            the last token that is predicted, also between parts.
+            :class:`Dynamic`. Recordings are read with memory. None: ``WithMemory()``. Its
+            ``ngram_cache`` counts all of the text before each token, whatever the ``batch_size``;
+            with ``max_steps``, the tokens between the parts, too.
         token_bytes: The bytes of text of each token, for ``bits_per_byte``; 0: unknown, as of
             ``<unk>``. :func:`token_bytes_in` computes them.
         per_character: Whether the tokens are characters, for ``bpc``.
@@ -174,8 +173,7 @@ def evaluate(
         "shorten the memory, or lower the batch size",
     )
     if mixture is not None:
-        remedy = "evaluate a shorter text, or leave out ngram_cache"
-        require_bytes("the n-gram cache", BYTES * n, torch.device("cpu"), {"tokens": n}, remedy)
+        require_cache(n)
     # Accumulated on the device, which is synchronized once at the end.
     nats, n_read, n_counted = torch.zeros((), dtype=torch.float64, device=model.device), 0, 0
     counted: list[Tensor] = []

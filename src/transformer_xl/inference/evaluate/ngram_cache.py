@@ -10,9 +10,9 @@ $$p \leftarrow (1 - \lambda)\, p + \lambda\, \frac{c(hw)}{c(h)}$$
 
 The counts are those of the text read so far. Those of another text, such as that of the training,
 may be mixed in, too: for each context before those of the text itself. The weight $\lambda$ depends
-on the text, on the length of the context, on its count, and on how many different tokens have
-followed it in the text read so far. It is learned from that text by online expectation
-maximization: it moves towards the probability that the token came from the counts,
+on which of the two texts is counted, on the length of the context, on its count, and on how many
+different tokens have followed it in the text read so far. It is learned from that text by online
+expectation maximization: it moves towards the probability that the token came from the counts,
 $\lambda\, c(hw) / (c(h)\, p)$ with the $p$ on the left.
 """
 
@@ -22,10 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Int, Integer
 
 from transformer_xl.config import EvalConfig
 from transformer_xl.errors import InputError
+from transformer_xl.model import require_bytes
 
 CONTEXT_LENGTHS = (2, 3, 4, 5, 6, 8, 12, 24)
 """Lengths of the contexts that are counted, in tokens."""
@@ -249,16 +251,34 @@ class NGramMixture:
         return total
 
 
+def require_cache(n_tokens: int) -> None:
+    """Require that the machine has the memory of a cache of this many tokens.
+
+    Raises:
+        MemoryLimitError: It has not.
+    """
+    remedy = "evaluate a shorter text, or leave out ngram_cache"
+    n_bytes = BYTES * n_tokens
+    require_bytes("the n-gram cache", n_bytes, torch.device("cpu"), {"tokens": n_tokens}, remedy)
+
+
 def plan_ngram_cache(
-    settings: EvalConfig, training_text: Callable[[], Integer[np.ndarray, " length"]]
+    settings: EvalConfig,
+    n_tokens: int,
+    training_text: Callable[[], Integer[np.ndarray, " length"]],
 ) -> NGramMixture | None:
     """Return the n-gram cache that settings ask for, if any.
 
     Args:
         settings: The evaluation settings.
+        n_tokens: Number of tokens to evaluate.
         training_text: Returns the training text; only called for ``ngram_cache="training"``.
+
+    Raises:
+        MemoryLimitError: The machine has not the memory of a cache of so many tokens.
     """
     if settings.ngram_cache is None:
         return None
+    require_cache(n_tokens)
     is_training = settings.ngram_cache == "training"
     return NGramMixture(SortedContexts(np.asarray(training_text())) if is_training else None)

@@ -106,7 +106,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         mems: The memory to start with, or a decoder, which goes on. None: start of a text.
         sampler: The sampler.
         seeds: Random seed of each text, as for :func:`random_numbers`.
-        lengths: The lengths.
+        lengths: How much of the memory is kept and read.
         before: The last tokens in the memory, for penalties and for decoding.
     """
 

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.model.parts import PlainSoftmax
 from transformer_xl.model.segment import View
 
 
@@ -53,24 +54,6 @@ class ScalableSoftmax(nn.Module):
         # Padding sees less than one key, and nobody reads what it gets.
         size = (n_seen.clamp(min=self.n_keys).to(growth.dtype) / self.n_keys).log()
         return q * (1 + growth * size[..., None])[..., None].to(q.dtype)
-
-
-class PlainSoftmax(nn.Module):
-    """The softmax of the paper: queries are as they are."""
-
-    growth, n_keys = None, 0
-
-    def forward(
-        self, q: Float[Tensor, "B T H K"], n_keys: int, view: View
-    ) -> Float[Tensor, "B T H K"]:
-        """Return the queries."""
-        return q
-
-    def scaled(
-        self, q: Float[Tensor, "B T H K"], n_seen: Int[Tensor, "B T"]
-    ) -> Float[Tensor, "B T H K"]:
-        """Return the queries."""
-        return q
 
 
 def make_scale(config: ModelConfig) -> ScalableSoftmax | PlainSoftmax:
