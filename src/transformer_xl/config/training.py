@@ -62,8 +62,8 @@ class TrainConfig:
     1708.02182)."""
     random_mem_len: Count | None = None
     """Read only the newest part of the memory, of a random length in each step: mem_len, its half,
-    quarter and so on down to this number, each as often. All of it is kept. Models trained so gain
-    from a longer memory (SWAX, arXiv 2509.24552, draws windows instead). None: all is read."""
+    quarter and so on down to this number, each as often. All of it is kept (SWAX, arXiv 2509.24552,
+    draws windows instead). None: all is read."""
     roll: bool = False
     """In each epoch, rotate the text of each stream by a random offset, so that segment boundaries
     differ (NVIDIA's --roll). Without it, a stream that is at its end goes on with the next one's
