@@ -159,7 +159,7 @@ def test_a_text_whose_counts_exceed_the_memory_is_an_error_before_it_is_read(mon
     with pytest.raises(MemoryLimitError, match=r"the n-gram cache .* evaluate a shorter text"):
         evaluate(model, np.arange(30) % 3, WithMemory(ngram_cache=NGramMixture()))
     with pytest.raises(MemoryLimitError, match="the n-gram cache"):
-        plan_ngram_cache(EvalConfig(ngram_cache="training"), 30, None)
+        plan_ngram_cache(EvalConfig(ngram_cache="training"), 30, lambda: None)
 
 
 @pytest.mark.parametrize("lengths", [{"segment_len": 7}, {"batch_size": 4}])
