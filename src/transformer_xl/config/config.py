@@ -70,8 +70,8 @@ class Config:
             value = getattr(self.train, name)
             require(
                 not value or (self.model.start_memory == "empty" and not self.model.ext_len),
-                f"train.{name}={value} needs model.start_memory='empty' and model.ext_len=0: "
-                "otherwise a memory that is reset or shortened is not that of the text from there",
+                f"train.{name}={value} needs model.start_memory='empty' and model.ext_len=0, "
+                "with which a shorter memory is that of a text that begins later",
                 self.train,
                 **{name: off},
             )
