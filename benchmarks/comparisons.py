@@ -1,6 +1,7 @@
-"""The comparison of docs/which-model.md: its files of results, its table and its chart.
+r"""The comparison of docs/which-model.md: its files of results, its table and its chart.
 
-    txl compare modern-xl --minutes 10 --seeds 1 2 3 --out runs/compare/python-stdlib
+    txl compare modern-xl --models modern-xl,gpt-modern,txl,txl-paper,gpt,lstm \
+        --minutes 10 --seeds 1 2 3 --rates 0.5 1 2 --out runs/compare/python-stdlib
     python benchmarks/comparisons.py record runs/compare/python-stdlib
     python benchmarks/comparisons.py write      # the table and the chart of the page
 
@@ -54,11 +55,12 @@ def recorded(folder: Path, n_tokens: int | None) -> dict[str, Any]:
         for run in runs
         if "test" in run["found"]
     ]
-    memory = {
-        f"{name}/{path.name.split('-')[0]}": by_memory(path, n_tokens)
-        for name in MODELS
-        for path in sorted((folder / name).glob("seed_*"))
-    }
+    memory: dict[str, dict[str, float]] = {}
+    for path in (path for name in MODELS for path in sorted((folder / name).glob("seed_*"))):
+        label = f"{path.parent.name}/{path.name.split('-')[0]}"
+        if label in memory:
+            raise ValueError(f"{folder} has two runs of {label}: which one is in the standings?")
+        memory[label] = by_memory(path, n_tokens)
     paces = {run["model"]: run["found"]["seconds"] for run in runs if run["phase"] == "pace"}
     return circumstances() | result | {"paces": paces, "runs": losses, "memory": memory}
 
@@ -68,12 +70,13 @@ def by_memory(folder: Path, n_tokens: int | None) -> dict[str, float]:
     recipe = recipe_of(folder)
     assert recipe is not None
     corpus = prepare(recipe.data, lambda _: None)
-    model = load_model(folder / "model" / "best")
+    device = pick_device()
+    model = load_model(folder / "model" / "best").to(device)
     ids, found = corpus.split(corpus.held_out)[: n_tokens and n_tokens + 1], {}
     for mem_len in MEM_LENS:
         settings = replace(recipe.eval, mem_len=mem_len)
         sizes: dict[str, Any] = {"n_bytes": 0, "segment_len": recipe.train.segment_len}
-        with Precision(recipe.train.precision, pick_device()).autocast():
+        with Precision(recipe.train.precision, device).autocast():
             result = evaluate_by(settings, model, ids, vocab=None, **sizes)
         found[str(mem_len)] = result.bits_per_token
     return found

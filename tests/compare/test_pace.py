@@ -39,6 +39,25 @@ def test_every_stage_has_a_pace_and_text_and_memory_of_its_lengths(monkeypatch, 
     assert read[-12:] == turn * 2
 
 
+def test_a_turn_has_a_step_of_each_random_memory_length(monkeypatch, staged):
+    monkeypatch.setattr(pace, "ROUNDS", 1)
+    train = replace(staged.train, stages=(), random_mem_len=1)
+    config = replace(staged, train=train)
+    lengths = train.mem_lens(staged.model.mem_len)
+    assert len(lengths) > pace._STEPS
+    made, train_step = [], stepping.train_step
+
+    def noted(config, state, network):
+        made.append(state)
+        train_step(config, state, network)
+
+    monkeypatch.setattr(stepping, "train_step", noted)
+    pace.paces({"staged": config})
+    # After those that fill the memory, one turn that is not timed, and one that is.
+    filling = -(-staged.model.mem_len // train.segment_len)
+    assert len(made) - filling == 2 * len(lengths)
+
+
 def test_a_stage_too_short_for_random_memory_lengths_has_a_pace_without_them(monkeypatch, staged):
     monkeypatch.setattr(pace, "ROUNDS", 1)
     train = replace(staged.train, random_mem_len=staged.model.mem_len // 2)

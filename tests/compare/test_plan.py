@@ -6,7 +6,7 @@ import pytest
 
 from transformer_xl.config.recipes import recipe_text
 from transformer_xl.inference.evaluate import ngram_cache
-from transformer_xl.model.limits import MemoryLimitError, least_weights
+from transformer_xl.model.limits import least_weights
 from transformer_xl.studies import compare
 from transformer_xl.studies.compare import Comparison, Plan, load_contestants
 from transformer_xl.train import Diverged, Interrupted
@@ -141,13 +141,14 @@ def test_a_rate_beyond_the_given_ones_may_fail(tmp_path, models, made, failing):
     assert [task.run.factor for task in made if task.run.phase == "run"] == [1.0]
 
 
-def test_a_text_too_long_to_be_counted_is_an_error_before_anything_is_made(
-    tmp_path, models, monkeypatch
+def test_a_text_too_long_to_be_counted_is_compared_without_counts(
+    tmp_path, models, made, monkeypatch
 ):
     monkeypatch.setattr(ngram_cache, "BYTES", 1 << 60)
-    with pytest.raises(MemoryLimitError, match="the n-gram cache"):
-        Comparison(plan(models), tmp_path)
-    Comparison(plan(models, counts=False), tmp_path)
+    said = []
+    Comparison(plan({"txl": models["txl"]}, factors=(1.0,)), tmp_path, said.append).go()
+    assert any("without counts: " in x and "the n-gram cache" in x for x in said), said
+    assert {task.config.eval.ngram_cache for task in made} == {None}
 
 
 def test_a_copy_of_a_recipe_is_a_contestant_of_its_own(tmp_path, models, made):

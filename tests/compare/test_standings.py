@@ -53,6 +53,16 @@ def test_models_are_ranked_by_the_mean_over_seeds(run):
     assert best["seeds"] == [1, 2]
 
 
+def test_the_loss_with_counts_is_that_of_the_counts(run):
+    runs = [run("a", 2.0), run("a", 2.4, seed=2)]
+    result = standings(runs)
+    (row,) = result["models"]
+    assert row["with_counts"] == pytest.approx(row["mean"] / 2)
+    assert f"{row['with_counts']:.4f}" in markdown(result)
+    del runs[1].found["with_counts"]
+    assert standings(runs)["models"][0]["with_counts"] is None
+
+
 def test_the_others_are_compared_at_the_cost_of_the_cheapest(run):
     runs = [run("gpt", 2.0, tokens=4000.0), run("big", 2.0, tokens=9000.0)]
     assert standings(runs)["reference"] == "gpt"

@@ -204,7 +204,7 @@ def test_completions_alone_count(tiny_config, text):
     assert mixed.nll_with_cache > 0
 
 
-def test_counts_of_the_training_text_are_mixed_in_by_any_strategy(model, text):
+def test_counts_of_the_training_text_are_mixed_in(model, text):
     read = evaluate(model, text, WithMemory(ngram_cache=NGramMixture()))
     both = evaluate(model, text, WithMemory(ngram_cache=NGramMixture(SortedContexts(text))))
     assert both.nll_with_cache < read.nll_with_cache

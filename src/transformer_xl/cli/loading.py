@@ -50,12 +50,14 @@ def evaluation_of(folder: Path | str, recipe: Config | None) -> EvalConfig:
 
 
 def say_if_unmeasured(folder: Path | str, model: "LanguageModel", mem_len: int) -> None:
-    """Say so where a memory is longer than all that the evaluation settings of a model measure."""
+    """Say so where a memory is longer than the longest that a model's settings measure."""
     settings = evaluation_of(folder, recipe_of(folder))
     longest = max(model.config.mem_len, settings.mem_len or 0, *settings.mem_lens, 0)
-    if mem_len > longest:
+    # No layer sees more.
+    most_seen = max(model.config.layer_attn_lens, default=mem_len)
+    if min(mem_len, most_seen) > longest:
         say(
-            f"memory {mem_len:,}: the recipe of {folder} measures memories of up to {longest:,}; "
+            f"memory {mem_len:,}: the evaluation settings of {folder} have up to {longest:,}; "
             "a longer one may predict worse. To compare: txl eval with "
             f"--eval.mem_lens {longest} {mem_len}"
         )

@@ -71,7 +71,7 @@ class Config:
             require(
                 not value or (self.model.start_memory == "empty" and not self.model.ext_len),
                 f"train.{name}={value} needs model.start_memory='empty' and model.ext_len=0, "
-                "with which a shorter memory is that of a text that begins later",
+                "otherwise a shortened memory differs from that of a text that begins later",
                 self.train,
                 **{name: off},
             )

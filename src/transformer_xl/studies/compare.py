@@ -36,6 +36,7 @@ from transformer_xl.config import (
 from transformer_xl.data import prepare
 from transformer_xl.errors import DataError, SettingsError
 from transformer_xl.inference.evaluate import require_cache
+from transformer_xl.model import MemoryLimitError
 from transformer_xl.studies.contestant import Found, measured
 from transformer_xl.studies.pace import paces, steps_in, with_others
 from transformer_xl.train import Diverged, Interrupted
@@ -202,7 +203,6 @@ class Comparison:
 
     Raises:
         DataError: The file of the runs is damaged, or the text cannot be read so.
-        MemoryLimitError: The machine has not the memory to count the text.
     """
 
     def __init__(
@@ -212,7 +212,11 @@ class Comparison:
         self.corpus = prepare(plan.data, say)
         if plan.counts:
             n_tokens = self.corpus.n_tokens(self.corpus.held_out)
-            require_cache(min(plan.eval_tokens or n_tokens, n_tokens))
+            try:
+                require_cache(min(plan.eval_tokens or n_tokens, n_tokens))
+            except MemoryLimitError as error:
+                say(f"without counts: {error}")
+                self.plan = replace(plan, counts=False)
         self.failed: list[Run] = []
         self.runs = self._read()
 
@@ -270,8 +274,7 @@ class Comparison:
     def factor(self, model: str) -> float | None:
         """Return the factor of the best run of the search.
 
-        None while one of the given factors is missing, as a run that could not be made, or if all
-        diverged.
+        None if a run of a given factor is missing or failed, or if all diverged.
         """
         if len(self.plan.factors) == 1:
             return self.plan.factors[0]

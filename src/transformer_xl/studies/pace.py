@@ -23,7 +23,7 @@ ROUNDS = 10
 _LEAST_ROUNDS = 3
 """Its turns at least, where there is little time."""
 _STEPS = 2
-"""Steps in a turn, or as many as have memories of different lengths."""
+"""Steps in a turn, or one for each memory length of the training, if these are more."""
 
 
 def stages_of(config: Config) -> tuple[tuple[float, int, int], ...]:

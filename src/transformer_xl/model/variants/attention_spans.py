@@ -1,4 +1,8 @@
-"""Attention lengths that differ by layer."""
+"""Attention lengths that differ by layer.
+
+A short one in the first of two layers gains 0.013 bits per character of prose at equal time, 0.017
+of source code, there within the spread (docs/experiments.md).
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -18,7 +22,8 @@ class AttentionSpans:
 
     Args:
         spans: The attention lengths.
-        n_before: How many positions before the first key that a query sees are a part of it.
+        n_before: How many positions before the first visible key contribute to it: 1 with a key
+            offset.
     """
 
     def __init__(self, spans: Sequence[int], n_before: int = 0) -> None:

@@ -1,4 +1,7 @@
-"""A linear recurrence over the embeddings, before the first layer."""
+"""A linear recurrence over the embeddings, before the first layer.
+
+It gains 0.049 bits per token of source code and 0.009 of prose (docs/experiments.md).
+"""
 
 from typing import TYPE_CHECKING
 

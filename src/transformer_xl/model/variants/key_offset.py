@@ -1,4 +1,8 @@
-"""Keys of which a part is that of the token before."""
+"""Keys of which a part is that of the token before.
+
+On source code they gain 0.41 bits per token in three minutes of training, on prose nothing
+(docs/experiments.md).
+"""
 
 import torch
 import torch.nn.functional as F

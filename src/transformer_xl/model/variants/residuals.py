@@ -1,4 +1,7 @@
-"""Residual connections of all layers to the embedding."""
+"""Residual connections of all layers to the embedding.
+
+They gain 0.011 nats a note of music (docs/tasks/music.md).
+"""
 
 from typing import TYPE_CHECKING
 

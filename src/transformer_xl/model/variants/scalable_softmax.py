@@ -1,4 +1,8 @@
-"""A softmax that stays as sharp when there are more keys."""
+"""A softmax that stays as sharp when there are more keys.
+
+A memory of 2,048 is better than one of 1,024 by 0.009 bits per token of source code with it, by
+0.002 without (docs/experiments.md).
+"""
 
 import math
 
