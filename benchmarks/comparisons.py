@@ -11,6 +11,8 @@ writes `results/comparison_CORPUS.json`: the standings, the baselines, the losse
 those by memory length.
 """
 
+# ruff: noqa: RUF001 - Chinese punctuation
+
 import argparse
 import json
 import math
@@ -31,14 +33,25 @@ from transformer_xl.inference.evaluate import evaluate_by
 from transformer_xl.model import load_model
 
 ROOT = Path(__file__).parents[1]
-PAGE, CHART = ROOT / "docs" / "which-model.md", ROOT / "docs" / "images" / "memory-lengths.svg"
+PAGES = {"en": ROOT / "docs" / "which-model.md", "zh": ROOT / "docs" / "zh" / "which-model.md"}
+CHART = ROOT / "docs" / "images" / "memory-lengths.svg"
 RESULTS = ROOT / "benchmarks" / "results"
 CORPORA = {
-    "python-stdlib": "Python source, bits per byte",
-    "ptb-char": "Penn Treebank, bits per character",
-    "brown": "Brown, perplexity",
+    "python-stdlib": {"en": "Python source, bits per byte", "zh": "Python 源代码，每字节比特数"},
+    "ptb-char": {"en": "Penn Treebank, bits per character", "zh": "Penn Treebank，每字符比特数"},
+    "brown": {"en": "Brown, perplexity", "zh": "Brown，困惑度"},
 }
-"""The corpora by name, with the unit in which the page gives their losses."""
+"""The corpora by name, with the unit in which the pages give their losses."""
+WORDS = {
+    "en": (
+        "model",
+        "equal time",
+        "equal tokens; FLOPs",
+        "with counts",
+        ", given the training text",
+    ),
+    "zh": ("模型", "同等时间", "同等 token 数；FLOPs", "加计数", "，读过训练文本"),
+}
 MEM_LENS = (128, 256, 512, 1024, 2048, 4096, 8192)
 MODELS = ("modern-xl", "gpt-modern", "txl")
 """Those of the chart."""
@@ -97,10 +110,12 @@ def spread(x: Mapping[str, Any], corpus: str) -> str:
     return f"{loss(x['mean'], corpus)} ± {std:{'.0f' if corpus == 'brown' else '.3f'}}"
 
 
-def comparison(found: Mapping[str, Mapping[str, Any]]) -> str:
+def comparison(found: Mapping[str, Mapping[str, Any]], language: str = "en") -> str:
     """Return the table: a row for each model, three columns for each corpus."""
-    kinds = ["equal time", "equal tokens; FLOPs", "with counts"]
-    heads = "|".join(["model", *(f"{CORPORA[name]}: {x}" for name in found for x in kinds)])
+    of_models, *kinds, trained = WORDS[language]
+    colon = {"en": ": ", "zh": "："}[language]
+    names = [CORPORA[name][language] + colon for name in found]
+    heads = "|".join([of_models, *(name + kind for name in names for kind in kinds)])
     cells: dict[str, dict[str, list[str]]] = {}
     for name, result in found.items():
         for x in result["models"]:
@@ -108,7 +123,7 @@ def comparison(found: Mapping[str, Mapping[str, Any]]) -> str:
             own = [spread(x, name), others, loss(x["with_counts"], name)]
             cells.setdefault(x["model"], {})[name] = own
         for x in result["baselines"]:
-            label = x["name"] + ", given the training text" * x["trained"]
+            label = x["name"] + trained * x["trained"]
             cells.setdefault(label, {})[name] = [loss(x["bits"], name), "", ""]
     missing = ["-", "", ""]
     return table(
@@ -136,7 +151,7 @@ def draw(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             axes.plot(*points, "o-", color=f"C{MODELS.index(model)}", markersize=3, label=shown)
         axes.set_xscale("log", base=2)
         axes.set_xticks(MEM_LENS, [f"{x:,}" for x in MEM_LENS], fontsize=7)
-        axes.set_title(CORPORA[name].split(",")[0], fontsize=9)
+        axes.set_title(CORPORA[name]["en"].split(",")[0], fontsize=9)
         axes.set_xlabel("memory length at evaluation, tokens")
         axes.set_ylabel("bits per token, test text")
         axes.spines[["top", "right"]].set_visible(False)
@@ -155,7 +170,7 @@ def main() -> None:
     record = commands.add_parser("record", help="write the file of a comparison")
     record.add_argument("folder", type=Path)
     record.add_argument("--tokens", type=int, help="of the test text, for the memory lengths")
-    commands.add_parser("write", help="write the table and the chart of the page")
+    commands.add_parser("write", help="write the table and the chart of the pages")
     given = parser.parse_args()
     if given.command == "record":
         path = RESULTS / f"comparison_{given.folder.name}.json"
@@ -163,8 +178,9 @@ def main() -> None:
         return
     paths = {name: RESULTS / f"comparison_{name}.json" for name in CORPORA}
     found = {name: json.loads(x.read_text("utf-8")) for name, x in paths.items() if x.exists()}
-    text = page(PAGE.read_text("utf-8"), {"comparison": comparison(found)})
-    replace_file(PAGE, text.encode())
+    for language, path in PAGES.items():
+        text = page(path.read_text("utf-8"), {"comparison": comparison(found, language)})
+        replace_file(path, text.encode())
     draw(found, CHART)
 
 

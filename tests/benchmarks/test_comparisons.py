@@ -1,5 +1,7 @@
 """The table of the comparison: losses in the unit of each corpus, missing rows named."""
 
+# ruff: noqa: RUF001 - Chinese punctuation
+
 import sys
 from pathlib import Path
 
@@ -34,6 +36,10 @@ def test_baselines_say_what_they_were_given():
     rows = [{"name": "PPMd", "trained": True, "bits": 1.26}]
     table = comparisons.comparison({"python-stdlib": result(("txl", 1.5, None), baselines=rows)})
     assert table.splitlines()[-1] == "| PPMd, given the training text | 1.260 |  |  |"
+
+    chinese = comparisons.comparison({"brown": result(baselines=rows)}, "zh").splitlines()
+    assert chinese[0].startswith("| 模型 | Brown，困惑度：同等时间 |")
+    assert chinese[-1] == "| PPMd，读过训练文本 | 2 |  |  |"
 
 
 def test_two_runs_of_a_seed_are_an_error(tmp_path):
