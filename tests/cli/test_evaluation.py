@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.cli.conftest import TEXT
 
+from transformer_xl.cli.loading import say_if_unmeasured
+from transformer_xl.config import ModelConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import load_vocab, prepare
 from transformer_xl.inference.evaluate import (
@@ -108,7 +110,7 @@ def test_eval_explains_what_cannot_be(txl, trained, text):
 
 def test_a_memory_longer_than_was_measured_is_said_to_be(txl, trained, text, tmp_path):
     """The recipe measures its own memory of 8 alone."""
-    note = "have up to 8;"
+    note = "have memories of up to 8;"
     archive = tmp_path / "text.txl"
     for words in (
         ["eval", trained, text],
@@ -125,6 +127,14 @@ def test_a_memory_longer_than_was_measured_is_said_to_be(txl, trained, text, tmp
         err = txl(*words).err
         assert "memory 9: " in err
         assert note in err
+
+
+def test_a_memory_that_no_layer_sees_needs_no_warning(trained, capsys):
+    small = {"vocab_size": 9, "n_layer": 2, "n_head": 2, "d_model": 8, "d_inner": 8, "mem_len": 8}
+    seeing = ModelConfig(**small, layer_attn_lens=(4, 8))
+    for config, is_warned in ((seeing, False), (replace(seeing, layer_attn_lens=()), True)):
+        say_if_unmeasured(trained, TransformerXL(config), 9)
+        assert ("memory 9: " in capsys.readouterr().err) == is_warned
 
 
 def test_another_text_is_evaluated_without_the_training_text(txl, trained, text, tmp_path):

@@ -57,8 +57,8 @@ def say_if_unmeasured(folder: Path | str, model: "LanguageModel", mem_len: int) 
     most_seen = max(model.config.layer_attn_lens, default=mem_len)
     if min(mem_len, most_seen) > longest:
         say(
-            f"memory {mem_len:,}: the evaluation settings of {folder} have up to {longest:,}; "
-            "a longer one may predict worse. To compare: txl eval with "
+            f"memory {mem_len:,}: the evaluation settings of {folder} have memories of up to "
+            f"{longest:,}; a longer one may predict worse. To compare: txl eval with "
             f"--eval.mem_lens {longest} {mem_len}"
         )
 

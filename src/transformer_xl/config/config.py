@@ -70,7 +70,7 @@ class Config:
             value = getattr(self.train, name)
             require(
                 not value or (self.model.start_memory == "empty" and not self.model.ext_len),
-                f"train.{name}={value} needs model.start_memory='empty' and model.ext_len=0, "
+                f"train.{name}={value} needs model.start_memory='empty' and model.ext_len=0: "
                 "otherwise a shortened memory differs from that of a text that begins later",
                 self.train,
                 **{name: off},
