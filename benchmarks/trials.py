@@ -55,7 +55,7 @@ TRIALS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
     },
     "lengths": {
         RECIPE: {},
-        "without layer_attn_lens": {"model": {"layer_attn_lens": ()}},
+        "the first layer sees 256 positions": {"model": {"layer_attn_lens": (256, 2048)}},
         "the first layer sees 128 positions": {"model": {"layer_attn_lens": (128, 2048)}},
         "the second layer sees 256 positions": {"model": {"layer_attn_lens": (2048, 256)}},
         "all of the memory is read": {"train": {"random_mem_len": None}},
