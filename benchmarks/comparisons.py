@@ -181,7 +181,7 @@ def main() -> None:
     for language, path in PAGES.items():
         text = page(path.read_text("utf-8"), {"comparison": comparison(found, language)})
         replace_file(path, text.encode())
-    draw(found, CHART)
+    draw({name: x for name, x in found.items() if x["memory"]}, CHART)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,10 @@ TRIALS: dict[str, dict[str, dict[str, dict[str, Any]]]] = {
         "the first layer sees 256 positions": {"model": {"layer_attn_lens": (256, 2048)}},
         "the first layer sees 128 positions": {"model": {"layer_attn_lens": (128, 2048)}},
         "the second layer sees 256 positions": {"model": {"layer_attn_lens": (2048, 256)}},
-        "all of the memory is read": {"train": {"random_mem_len": None}},
+        "the first layer sees 256 positions, all of the memory is read": {
+            "model": {"layer_attn_lens": (256, 2048)},
+            "train": {"random_mem_len": None},
+        },
     },
 }
 """By table and name: the settings that a trial changes, by section."""

@@ -131,9 +131,13 @@ def test_a_memory_longer_than_was_measured_is_said_to_be(txl, trained, text, tmp
 
 def test_a_memory_that_no_layer_sees_needs_no_warning(trained, capsys):
     small = {"vocab_size": 9, "n_layer": 2, "n_head": 2, "d_model": 8, "d_inner": 8, "mem_len": 8}
-    seeing = ModelConfig(**small, layer_attn_lens=(4, 8))
-    for config, is_warned in ((seeing, False), (replace(seeing, layer_attn_lens=()), True)):
-        say_if_unmeasured(trained, TransformerXL(config), 9)
+    for lengths, is_warned in (
+        ({"layer_attn_lens": (4, 8)}, False),
+        ({"attn_len": 8}, False),
+        ({"attn_len": 9}, True),
+        ({}, True),
+    ):
+        say_if_unmeasured(trained, TransformerXL(ModelConfig(**small, **lengths)), 9)
         assert ("memory 9: " in capsys.readouterr().err) == is_warned
 
 

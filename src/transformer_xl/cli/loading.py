@@ -54,7 +54,7 @@ def say_if_unmeasured(folder: Path | str, model: "LanguageModel", mem_len: int) 
     settings = evaluation_of(folder, recipe_of(folder))
     longest = max(model.config.mem_len, settings.mem_len or 0, *settings.mem_lens, 0)
     # No layer sees more.
-    most_seen = max(model.config.layer_attn_lens, default=mem_len)
+    most_seen = max(model.config.layer_attn_lens, default=model.config.attn_len or mem_len)
     if min(mem_len, most_seen) > longest:
         say(
             f"memory {mem_len:,}: the evaluation settings of {folder} have memories of up to "

@@ -1,7 +1,8 @@
 """Attention lengths that differ by layer.
 
-A short one in the first of two layers gains 0.013 bits per character of prose at equal time, 0.017
-of source code, there within the spread (docs/experiments.md).
+256 in the first of two layers gain 0.013 bits per character of prose in three minutes of training,
+0.017 of source code, there within the spread; but a repeated pair is then not found beyond those
+256 positions (docs/experiments.md).
 """
 
 from collections.abc import Callable, Sequence
