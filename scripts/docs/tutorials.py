@@ -156,7 +156,11 @@ def execute(path: Path) -> tuple[float, float]:
         os.environ |= {"MATPLOTLIBRC": str(Path(__file__).parent), "SOURCE_DATE_EPOCH": "0"}
         # Warnings that libraries give to their developers would name files of this machine.
         os.environ["PYTHONWARNINGS"] = "ignore"
-        NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": folder}}).execute()
+        where = {"metadata": {"path": folder}}
+        client = NotebookClient(notebook, timeout=1200, resources=where)
+        # A kernel that is killed on a busy machine, after 5 seconds, notes no packages.
+        client.create_kernel_manager().shutdown_wait_time = 120
+        client.execute()
         seconds = time.perf_counter() - start, _processor_seconds() - used
         names = {*noted.read_text().split()}
     packages = sorted(name for name in names if (PACKAGE / name / "__init__.py").is_file())
