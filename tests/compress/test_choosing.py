@@ -121,6 +121,18 @@ def test_a_sample_is_short_of_whole_characters_and_of_every_region():
     assert len(sample_of(noise)) == PARTS * PART_BYTES
 
 
+@pytest.mark.usefixtures("shipped")
+def test_models_are_chosen_by_the_changed_text(monkeypatch):
+    samples: list[bytes] = []
+    monkeypatch.setattr(choosing, "_compressed", lambda data, *_: samples.append(data))
+    text = b"if x:\r\n\t\treturn\r\n" * 3000
+    for n in range(20):
+        # The parts of a sample begin at other places of a line.
+        compress_best(b"#" * n + b"\r\n" + text)
+    assert samples
+    assert not any({*b"\r\t"} & {*sample} for sample in samples)
+
+
 def test_the_smallest_of_models_and_xz_is_stored(shipped):
     for data, method in (
         (drawn(NOTES), "model"),

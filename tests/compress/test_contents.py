@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from transformer_xl.apps.compress import Settings, compress, decompress, needs_model
+from transformer_xl.apps.compress.header import Learning
 from transformer_xl.data import train_vocab
+from transformer_xl.inference.evaluate import NGramCache
 from transformer_xl.model import TransformerXL
 from transformer_xl.ops import use_backend
 
@@ -45,6 +47,13 @@ def test_any_cut_comes_back(model, vocab, surprising, streams, segment_len, mem_
     assert decompress(content, model, vocab) == data
 
 
+@pytest.fixture
+def without_counts(monkeypatch):
+    """Have models code alone."""
+    monkeypatch.setattr("transformer_xl.apps.compress.planning.MOST_COUNTED", 0)
+
+
+@pytest.mark.usefixtures("without_counts")
 def test_the_size_is_what_the_model_says(model, vocab, surprising):
     settings = Settings(streams=4, segment_len=32)
     found = compress(surprising, model, vocab, settings)
@@ -57,6 +66,19 @@ def test_the_size_is_what_the_model_says(model, vocab, surprising):
     # Under a thousandth of what a megabyte becomes, at one bit a byte.
     assert bits < 8 * len(found.content) < 1.0004 * bits + 8 * _FIXED
     assert found.report()["bits_per_byte"] < 7.5
+
+
+def test_the_size_is_what_model_and_counts_say(model, vocab):
+    data = b"the cat sat on the mat, the dog on the log. " * 12
+    found = compress(data, model, vocab, Settings(streams=1, segment_len=32))
+    text = torch.tensor([[ord("\n"), *data]])
+    with torch.no_grad():
+        nll = model(text[:, :-1], None, text[:, 1:], attn_len=9).nll
+    cache = NGramCache()
+    bits = sum(-math.log2(cache.read(b, math.exp(-x))) for b, x in zip(data, nll[0], strict=True))
+    assert bits < 8 * len(found.content) < 1.01 * bits + 8 * _FIXED
+    assert bits < 0.2 * nll.sum().item() / math.log(2)
+    assert decompress(found.content, model, vocab) == data
 
 
 def test_it_does_not_matter_how_it_is_computed(model, vocab, surprising):
@@ -77,7 +99,14 @@ def test_noise_among_text_is_coded_without_the_model(model, vocab, surprising, n
     assert len(both.content) < (len(alone.content) + len(noise)) * 1.005
 
 
-def test_learning_pays_and_repeats_itself(model, vocab):
+@pytest.mark.parametrize(("optimizer", "lr"), [("adamw", 0.1), ("muon", 0.03)])
+@pytest.mark.usefixtures("without_counts")
+def test_learning_pays_and_repeats_itself(model, vocab, optimizer, lr, monkeypatch):
+    # Muon is that of archives of before.
+    monkeypatch.setattr(
+        "transformer_xl.apps.compress.planning.Learning",
+        lambda **fields: Learning(**fields | {"optimizer": optimizer}),
+    )
     data = b"the cat sat on the mat. " * 50
 
     def found(lr):
@@ -85,13 +114,13 @@ def test_learning_pays_and_repeats_itself(model, vocab):
         return compress(data, model, vocab, settings).content
 
     before = {name: x.clone() for name, x in model.named_parameters()}
-    content = found(0.03)
+    content = found(lr)
     assert needs_model(content)
     assert all(torch.equal(x, before[name]) for name, x in model.named_parameters())
     assert len(content) < 0.8 * len(data)
     # Without learning it is of no use.
     assert not needs_model(found(1e-9))
-    assert found(0.03) == content
+    assert found(lr) == content
     assert decompress(content, model, vocab) == data
 
 

@@ -87,13 +87,13 @@ def test_an_archive_of_before_is_restored_here_and_refused_there(
     by, data = (model, surprising[:600]) if version == 1 else (gpt, _SONG * 50)
     rounded = ("EXACT_FREQUENCIES", "EXACT_ROTARY")[version - 1 :]
     with pytest.MonkeyPatch.context() as patch:
-        for name in rounded:
-            patch.setattr(f"transformer_xl.apps.compress.planning.{name}", False)
+        for name, value in dict.fromkeys(rounded, False).items() | {("MOST_COUNTED", 0)}:
+            patch.setattr(f"transformer_xl.apps.compress.planning.{name}", value)
         header, payload = unpack(compress(data, by, vocab, Settings(streams=20)).content)
     # The header ends before the newer words.
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(header))
-    for _ in rounded:
-        assert fields[-1].pop() is False
+    for _ in ("transforms", "counted", *rounded):
+        assert not fields[-1].pop()
     packed = msgspec.msgpack.encode(fields)
     prefix = struct.pack("<4sBHI", b"TXLZ", version, len(packed), zlib.crc32(packed))
     old = prefix + packed + payload

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -46,6 +47,43 @@ def test_probabilities_of_all_tokens_sum_to_one(repetitive):
         if i % 20 == 0:
             assert sum(copy.deepcopy(cache).read(w, p[w]) for w in range(V)) == pytest.approx(1)
         cache.read(token, p[token])
+
+
+@pytest.mark.parametrize("most_tokens", [None, 50])
+def test_the_distribution_is_what_each_token_would_get(repetitive, most_tokens):
+    cache, draw = NGramCache(2, most_tokens), np.random.default_rng(0)
+    streams = repetitive[:800].reshape(2, -1).T
+    for i, (stream, token) in enumerate((n, x) for row in streams for n, x in enumerate(row)):
+        p = draw.dirichlet(np.ones(V))
+        if i % 20 == 0:
+            expected = [copy.deepcopy(cache).read(w, p[w], stream=stream) for w in range(V)]
+            assert cache.distribution(p, stream).tolist() == expected
+        cache.read(int(token), p[token], stream=stream)
+
+
+def test_streams_share_their_counts_and_not_their_contexts():
+    cache, passage = NGramCache(2), [0, 1, 2, 3, 4]
+    for token in passage:
+        cache.read(token, 1 / V, stream=0)
+    found = [cache.read(token, 1 / V, stream=1) for token in passage]
+    assert found[:2] == [1 / V] * 2
+    assert min(found[2:]) > 1 / V
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_its_memory_is_bounded(repeats):
+    """Beyond its limit it takes no more, whether contexts are new or followed by other tokens."""
+    draw, most = np.random.default_rng(0), 2_000
+    text = draw.integers(256, size=most).tolist()
+    if repeats:
+        text = [x for token in text for x in (1, 2, 3, token)]
+    cache = NGramCache(most_tokens=most)
+    tracemalloc.start()
+    for token in text * 4:
+        cache.count(token)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert used < ngram_cache.BYTES * most
 
 
 def test_it_mixes_the_counts_of_the_text_before(repetitive):

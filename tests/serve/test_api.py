@@ -296,3 +296,5 @@ def test_the_page_needs_nothing_from_elsewhere(http):
     for word in ("http://", "https://", " style=", " onclick=", '<link rel="stylesheet', "src="):
         found = answer.text.replace("http://www.w3.org/2000/svg", "")
         assert word not in found, word
+    for part in ("class TokenView {", ".tokens .chosen {"):
+        assert answer.text.count(part) == 1

@@ -96,12 +96,12 @@ class Compress(_ArchiveCommand):
     learn: bool = False
     """Train while coding. Decompression then needs the same kind of processor."""
     lr: float | None = None
-    """Largest learning rate; None: 0.005 without a model, 0.0005 with one."""
+    """Largest learning rate; None: 0.003 without a model, 0.001 with one."""
     streams: int | None = None
     """Parts of the file coded as a batch: more are faster and compress a little less; None: by
     the size."""
     segment_len: int | None = None
-    """Segment length: tokens of each part between updates; None: 64, with --learn 32."""
+    """Segment length: tokens of each part between updates; None: 64."""
     mem_len: int | None = None
     """Memory length; None: as configured in the model."""
     verify: bool = False

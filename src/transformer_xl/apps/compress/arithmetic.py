@@ -2,8 +2,9 @@ r"""Arithmetic coding that is robust to rounding: probabilities are quantized to
 
 The decoder recomputes the probabilities, one symbol at a time, perhaps on another machine, and gets
 the same numbers only up to rounding. A single different digit would corrupt everything after it. So
-$-\log p$ is rounded down to a grid of steps of 1/32 bit, and all further computations use integers
-and a table. To exclude values so near to a grid point that rounding could move them across it, the
+$-\log p$ is rounded down to a grid of steps of 1/32 bit, and all further computations use integers,
+a table, and for counts the basic operations of double precision, which are the same everywhere. To
+exclude values so near to a grid point that rounding could move them across it, the
 encoder shifts the grid, by one of 64 offsets, until no value of the round is within ``MARGIN`` of a
 grid point, and writes the offset. Double precision computes to about 1/10,000 of that margin.
 
@@ -91,11 +92,12 @@ class Encoder:
 
     def put(
         self, symbols: Sequence[int] | np.ndarray, probabilities: Float64[np.ndarray, "n V"]
-    ) -> None:
-        """Encode a row of symbols."""
+    ) -> Int32[np.ndarray, " n"]:
+        """Encode a row of symbols, and return them."""
         symbols = np.ascontiguousarray(symbols, dtype=np.int32)
         if len(symbols):
             self._coder.encode(symbols, self._family, probabilities)
+        return symbols
 
     def finish(self) -> bytes:
         """Return the code."""

@@ -12,6 +12,7 @@ from transformer_xl.apps.compress.contents import Compressed, UnrestorableError,
 from transformer_xl.apps.compress.header import unpack
 from transformer_xl.apps.compress.planning import Settings, TooLargeError
 from transformer_xl.apps.compress.predicting import fingerprint
+from transformer_xl.apps.compress.transforms import applied
 from transformer_xl.config import ShippedModel
 from transformer_xl.data import Vocab
 from transformer_xl.errors import CheckpointError, InputError
@@ -70,7 +71,9 @@ def compress_best(
     models = ShippedModel.newest()
     if not models:
         raise InputError("this installation has no shipped models: give a model with --model DIR")
-    stored, sample = store(data, settings.ram), sample_of(data)
+    # Of the changed text: a part that begins within an indentation could not be changed.
+    stored, changed = store(data, settings.ram), applied(data)[0]
+    sample = sample_of(changed)
     choices: list[tuple[float, Choice]] = []
     for shipped in models if data else ():
         choice = _loaded(shipped, device, say)
@@ -80,7 +83,7 @@ def compress_best(
         if result := _compressed(sample, choice, settings, say):
             choices.append((len(result.content) / len(sample), choice))
     for ratio, choice in sorted(choices, key=lambda each: each[0]):
-        if ratio * len(data) > _MARGIN * len(stored.content):
+        if ratio * len(changed) > _MARGIN * len(stored.content):
             break
         if result := _compressed(data, choice, settings, say, progress):
             if len(result.content) >= len(stored.content):

@@ -7,6 +7,7 @@ of each stream at a time. Everything else is the same in both.
 import math
 import zlib
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformer_xl.apps.compress import arithmetic
 from transformer_xl.apps.compress.header import Coding
 from transformer_xl.apps.compress.predicting import Learner, Predictor, start_symbol
+from transformer_xl.inference.evaluate import NGramCache
 
 FIRST_CHECK = 1 << 12
 """Symbols before the first checksum in the code."""
@@ -38,7 +40,28 @@ class Rounds:
     ) -> None:
         self.coding, self.predictor, self.learner = coding, predictor, learner
         self._progress = progress
+        self._cache = NGramCache(coding.streams, coding.counted) if coding.counted else None
         self._crc = self._checked = self._done = 0
+
+    def code(
+        self,
+        weights: Float64[np.ndarray, "n V"],
+        coded: Callable[[Float64[np.ndarray, "n V"]], Int32[np.ndarray, " n"]],
+    ) -> Int32[np.ndarray, " n"]:
+        """Code a symbol of each of the first streams, and count them.
+
+        Args:
+            weights: The model's probabilities, unnormalized: integers, whose sum is exact.
+            coded: Codes symbols with their probabilities, and returns the symbols.
+        """
+        if (cache := self._cache) is None:
+            return coded(weights)
+        of_model = weights / weights.sum(1, keepdims=True)
+        mixed = [cache.distribution(p, stream) for stream, p in enumerate(of_model)]
+        symbols = coded(np.stack(mixed))
+        for stream, symbol in enumerate(symbols.tolist()):
+            cache.read(symbol, float(of_model[stream, symbol]), stream=stream)
+        return symbols
 
     def end(self, parts: Int32[np.ndarray, "B columns"], places: slice) -> list[int] | None:
         """End a round: learn from it; return the checksum of all symbols if one is due."""
@@ -79,7 +102,8 @@ def encode(tokens: Int32[np.ndarray, " n"], rounds: Rounds) -> bytes:
         was_plain = is_plain
         probabilities = _distributions(log_probs, shift, is_plain)
         for place, row in enumerate(is_there):
-            coder.put(parts[row, 1 + places.start + place], probabilities[row, place])
+            symbols = parts[row, 1 + places.start + place]
+            rounds.code(probabilities[row, place], partial(coder.put, symbols))
         if (check := rounds.end(parts, places)) is not None:
             coder.put(check, arithmetic.CHECK_PROBABILITIES)
     return coder.finish()
@@ -105,7 +129,7 @@ def decode(payload: bytes, rounds: Rounds) -> Int32[np.ndarray, " n"]:
             read, _ = _read_and_next(parts, slice(place, place + 1))
             log_probs = rounds.predictor.read(read)[:, 0]
             probabilities = _distributions(log_probs, shift, is_plain)
-            parts[row, 1 + place] = coder.get(probabilities[row])
+            parts[row, 1 + place] = rounds.code(probabilities[row], coder.get)
         check = rounds.end(parts, places)
         if check is not None and coder.get(arithmetic.CHECK_PROBABILITIES).tolist() != check:
             raise arithmetic.OtherNumbersError("the checksum is wrong")

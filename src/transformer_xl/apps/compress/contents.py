@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Int32
 
-from transformer_xl.apps.compress import arithmetic
+from transformer_xl.apps.compress import arithmetic, transforms
 from transformer_xl.apps.compress.coding import Progress, Rounds, decode, encode
 from transformer_xl.apps.compress.header import (
     XZ,
@@ -91,10 +91,17 @@ def compress(
     if model is None and not settings.learn:
         raise InputError("without a model an untrained one must learn: set settings.learn")
     _check_pair(model, vocab)
-    tokens = to_tokens(data, vocab)
+    # An untrained model has read no text that the changed one could be nearer to.
+    changed, used = (data, 0) if model is None else transforms.applied(data)
+    try:
+        tokens = to_tokens(changed, vocab)
+    except UnrestorableError:
+        tokens, used = to_tokens(data, vocab), 0
     if len(tokens):
         coder = fresh_model() if model is None else model
-        planned = plan(coder, _hash(vocab), len(tokens), settings, fresh=model is None)
+        planned = plan(
+            coder, _hash(vocab), len(tokens), settings, fresh=model is None, transforms=used
+        )
         with _rounds(coder, planned, progress) as rounds:
             code = encode(tokens, rounds)
         if len(code) < len(data):
@@ -172,6 +179,7 @@ def decompress(
                 data = tokens.astype(np.uint8).tobytes()
             else:
                 data = vocab.decode_bytes(tokens.tolist())
+            data = transforms.undone(data, coding.transforms)
     except MemoryError as error:
         raise RuntimeError(f"there is not enough memory for {header.size:,} bytes") from error
     except arithmetic.OtherNumbersError as error:
@@ -262,7 +270,7 @@ def _rounds(model: LanguageModel, coding: Coding, progress: Progress | None) -> 
     """Prepare the rounds of a text; if the model learns, compute deterministically."""
     learning = coding.learning
     with reproducible(learning.threads) if learning else nullcontext():
-        learner = Learner(model, coding, learning.lr) if learning else None
+        learner = Learner(model, coding, learning) if learning else None
         is_rotary = model.config.kind == "gpt"
         exact = coding.exact_rotary if is_rotary else coding.exact_frequencies
         predictor = Predictor(model, coding.streams, coding.mem_len, exact_frequencies=exact)

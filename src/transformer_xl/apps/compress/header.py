@@ -15,16 +15,16 @@ import msgspec
 import numpy as np
 from jaxtyping import Bool, Int32
 
+from transformer_xl.apps.compress.transforms import TRANSFORMS
 from transformer_xl.errors import DataError
 
 MAGIC = b"TXLZ"
-VERSION = 4
+VERSION = 5
 """Incremented whenever the coding changes."""
-READABLE = (1, 2, 3, 4)
+READABLE = (1, 2, 3, 4, 5)
 """Versions that can be read."""
 XZ: Literal["xz"] = "xz"
-
-_VERSION_WITHOUT_XZ = 3
+_WITHOUT_MODEL = {XZ: 4, None: 3}
 """What older versions of the package read, too."""
 
 _PREFIX = struct.Struct("<4sBHI")
@@ -48,6 +48,8 @@ class Learning(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
     """The rounding of sums depends on it."""
     device: Literal["cpu", "cuda"]
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """Archives up to version 4 learned by Muon."""
 
 
 class Coding(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +72,11 @@ class Coding(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     version 1, their last digit depends on the processor."""
     exact_rotary: bool = False
     """The same for rotary positions (kind gpt), whose frequencies versions 1 and 2 round."""
+    counted: _Count = 0
+    """Counts are mixed into the model's predictions: as many as so many symbols have at most; from
+    version 5. 0: none."""
+    transforms: Annotated[int, msgspec.Meta(ge=0, lt=1 << len(TRANSFORMS))] = 0
+    """Which transforms were applied to the content, a bit for each; from version 5."""
 
     @property
     def length(self) -> int:
@@ -126,7 +133,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
 def pack(header: Header, payload: bytes) -> bytes:
     """Return the whole file."""
     packed = msgspec.msgpack.encode(header)
-    version = VERSION if header.coding == XZ else _VERSION_WITHOUT_XZ
+    version = VERSION if header.model_coding else _WITHOUT_MODEL[header.coding]
     prefix = _PREFIX.pack(MAGIC, version, len(packed), zlib.crc32(packed))
     return prefix + packed + payload
 

@@ -6,6 +6,7 @@ to compress and to decompress.
 """
 
 import math
+from codecs import BOM_UTF8
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -16,8 +17,10 @@ from transformer_xl.apps.compress import arithmetic
 from transformer_xl.apps.compress.coding import CHECK_EVERY
 from transformer_xl.apps.compress.header import ArchiveError, Coding, Header, Learning
 from transformer_xl.apps.compress.predicting import FRESH_LR, TRAINED_LR, fingerprint
+from transformer_xl.apps.compress.transforms import MOST_GROWN, MOST_SHRUNK
 from transformer_xl.config import ModelConfig, check, require
 from transformer_xl.errors import SettingsError
+from transformer_xl.inference.evaluate import ngram_cache
 from transformer_xl.model import LanguageModel, Lengths
 
 GIGABYTE = 1 << 30
@@ -30,6 +33,10 @@ _DOUBLE = 8
 _SINGLE = 4
 _SYMBOLS_PER_STREAM = 1 << 14
 _MAX_LOGITS = 1 << 22
+MOST_COUNTED = 1 << 20
+"""No more is counted than so many symbols have at most."""
+_RAM_PER_COUNTED = 4 * ngram_cache.BYTES
+"""Bytes of the limit of RAM for each symbol that is counted: counts take a quarter of it."""
 
 
 class TooLargeError(SettingsError):
@@ -65,6 +72,7 @@ def too_much(config: ModelConfig, coding: Coding, gigabytes: float) -> str | Non
     # Keys whose halves are offset are copies.
     layer += 2 * B * S * H * config.head_width * config.key_offset
     needed = _DOUBLE * (cached + layer + 4 * B * T * V)
+    needed += ngram_cache.BYTES * min(coding.n_tokens, coding.counted)
     if coding.learning is not None:
         # Activations of all layers for the backward pass.
         states = N * B * S * D + N * B * T * (12 * D + 4 * config.d_inner)
@@ -94,8 +102,12 @@ def check_possible(
     n, streams, size = coding.n_tokens, coding.streams, header.size
     least = least_bits(coding, config.vocab_size)
     problem = too_much(config, coding, gigabytes)
+    # Bytes that are coded.
+    least_size = most_size = size
+    if coding.transforms:
+        least_size, most_size = size // MOST_SHRUNK - len(BOM_UTF8), size * MOST_GROWN
     # A symbol is one byte in a vocabulary of bytes, else at least one.
-    if streams > n or n > size or (is_of_bytes and n < size):
+    if streams > n or n > most_size or (is_of_bytes and n < least_size):
         problem = f"it is damaged: {n:,} symbols in {streams:,} parts cannot be {size:,} bytes"
     # 1 % for the rounding of the coder, and 64 bits because its last words are not full.
     elif 0.99 * least > 8 * n_coded + 64:
@@ -116,14 +128,14 @@ class Settings:
     """Number of streams: more are faster, but each starts without context. None: one for 16,384
     symbols, at most 256, or 32 if the model learns, or as many as fit into the RAM."""
     segment_len: Annotated[int, Interval(ge=1, le=1 << 16)] | None = None
-    """Symbols of each stream in a round, after which a model may learn. None: 64, or 32 if it
-    learns, or fewer if the vocabulary is large."""
+    """Symbols of each stream in a round, after which a model may learn. None: 64, or fewer if the
+    vocabulary is large."""
     mem_len: Annotated[int, Interval(ge=0, le=1 << 16)] | None = None
     """Memory length. None: as the model was trained."""
     learn: bool = False
     """Learn from every round after it was coded."""
     lr: Annotated[float, Interval(ge=1e-9, le=1e3)] | None = None
-    """Peak learning rate. None: 0.005 for an untrained model, 0.0005 for a trained one."""
+    """Peak learning rate. None: 0.003 for an untrained model, 0.001 for a trained one."""
     ram: Annotated[float, Interval(ge=0.001, le=1e6)] = RAM
     """Limit of RAM in gigabytes, besides the model and the text; decompression needs as much, or
     the size of the text if it is packed with xz and larger."""
@@ -143,6 +155,7 @@ def plan(
     settings: Settings,
     *,
     fresh: bool = False,
+    transforms: int = 0,
 ) -> Coding:
     """Choose how a text is coded, with as many streams as fit into the RAM.
 
@@ -152,6 +165,7 @@ def plan(
         n_tokens: Symbols of the text.
         settings: The settings.
         fresh: Whether the model is the untrained one.
+        transforms: Which transforms were applied to the text.
 
     Raises:
         TooLargeError: The settings take more RAM than they allow.
@@ -165,10 +179,11 @@ def plan(
             lr=settings.lr or (FRESH_LR if fresh else TRAINED_LR),
             threads=torch.get_num_threads(),
             device="cuda" if model.device.type == "cuda" else "cpu",
+            optimizer="adamw",
         )
     V = model.config.vocab_size
     require(V > 1, f"a vocabulary of {V} symbols leaves nothing to code")
-    most, segment_len = (32, 32) if learning else (256, 64)
+    most, segment_len = 32 if learning else 256, 64
     streams = settings.streams or min(most, max(1, n_tokens // _SYMBOLS_PER_STREAM))
     streams = min(streams, n_tokens)
     model.require_mem_len(settings.mem_len)
@@ -186,6 +201,8 @@ def plan(
             learning=learning,
             exact_frequencies=EXACT_FREQUENCIES,
             exact_rotary=EXACT_ROTARY,
+            counted=min(n_tokens, MOST_COUNTED, int(settings.ram * GIGABYTE) // _RAM_PER_COUNTED),
+            transforms=transforms,
         )
         if not (problem := too_much(model.config, coding, settings.ram)):
             return coding

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from transformer_xl.apps.compress.header import Coding
+from transformer_xl.apps.compress.header import Coding, Learning
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.model import Decoder, LanguageModel, Lengths, Memory, build_model, read
 from transformer_xl.train import Optimizer, lr_scale
@@ -36,7 +36,7 @@ FRESH = ModelConfig(
     dropout=0.0,
 )
 """The untrained model that is used where none is given: bytes, 0.8 M weights."""
-FRESH_LR, TRAINED_LR = 5e-3, 5e-4
+FRESH_LR, TRAINED_LR = 3e-3, 1e-3
 """The peak learning rates of the untrained model and of a trained one."""
 AT_ONCE = 1 << 31
 """Segment length beyond any round: a round of coding is always one segment."""
@@ -46,20 +46,21 @@ _MUON_LR = 7.0
 
 
 class Learner:
-    """Updates a copy of the model after every round; ``lr`` is the peak learning rate."""
+    """Updates a copy of the model after every round."""
 
-    def __init__(self, model: LanguageModel, coding: Coding, lr: float) -> None:
+    def __init__(self, model: LanguageModel, coding: Coding, learning: Learning) -> None:
         # In evaluation mode: no dropout, no sampled softmax.
         self.model = copy.deepcopy(model).float().eval().requires_grad_(True)
         self.mems = self.model.start_memory(coding.streams, coding.mem_len)
         # A round is one segment, as in the predictor.
         self._lengths = lengths(model, coding.mem_len)._replace(segment_len=AT_ONCE)
         self._step = 0
+        muon: dict[str, Any] = {}
+        if learning.optimizer == "muon":
+            muon = {"muon_lr": _MUON_LR * learning.lr}
         settings = self._settings = TrainConfig(
             steps=coding.n_rounds,
-            optimizer="muon",
-            lr=lr,
-            muon_lr=_MUON_LR * lr,
+            lr=learning.lr,
             beta2=0.98,
             weight_decay=0.0,
             schedule="constant_cooldown",
@@ -67,6 +68,8 @@ class Learner:
             min_lr_ratio=0.1,
             warmup_steps=min(20, coding.n_rounds),
             precision="float32",
+            optimizer=learning.optimizer,
+            **muon,
         )
         self._optimizer = Optimizer(self.model, settings)
 

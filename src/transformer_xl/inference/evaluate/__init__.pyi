@@ -1,11 +1,18 @@
 from .dynamic import Dynamic, gradient_squares, plan_dynamic
 from .measuring import Result, bytes_of, evaluate, evaluate_by, token_bytes_in
-from .ngram_cache import NGramMixture, SortedContexts, plan_ngram_cache, require_cache
+from .ngram_cache import (
+    NGramCache,
+    NGramMixture,
+    SortedContexts,
+    plan_ngram_cache,
+    require_cache,
+)
 from .strategies import SlidingWindow, Strategy, WithMemory
 from .streams import Passage, require_recordings, score
 
 __all__ = [
     "Dynamic",
+    "NGramCache",
     "NGramMixture",
     "Passage",
     "Result",

@@ -35,6 +35,7 @@ FIRST_WEIGHT = 0.1
 _FIRST_EXAMPLES, _MOST_EXAMPLES = 20, 128
 """A weight moves by 1 / examples: as if it had seen the first number at its beginning, and never
 more than the second."""
+_FIRST = (FIRST_WEIGHT, _FIRST_EXAMPLES)
 _LEAST_WEIGHT = 1 / 4096
 """Weights are at least this, and at most one minus it."""
 _LEAST_PROBABILITY = 1e-300
@@ -55,7 +56,13 @@ Followers = dict[int, int]
 class NGramCache:
     """Mixes the probabilities of a model with what followed the same tokens before.
 
-    It takes up to :data:`BYTES` of memory for each token that it has read.
+    It takes up to :data:`BYTES` of memory for each token that it has read. Several streams of a
+    text may be read side by side, each with the counts of all.
+
+    Args:
+        n_streams: How many are read.
+        most_tokens: It takes no more memory than for so many tokens: further contexts, and further
+            tokens after them, are not counted. None: all are.
 
     Example:
         >>> cache = NGramCache()
@@ -64,15 +71,17 @@ class NGramCache:
         (0.1, 0.19, True)
     """
 
-    def __init__(self) -> None:
-        self._recent = array("q")
+    def __init__(self, n_streams: int = 1, most_tokens: int | None = None) -> None:
+        self._n_counts, most = 0, math.inf if most_tokens is None else most_tokens
+        self._most_counts = len(CONTEXT_LENGTHS) * most
+        self._recent = [array("q") for _ in range(n_streams)]
         # A context that occurred once has the token alone: most long ones do.
         self._followers: tuple[dict[bytes, int | Followers], ...]
         self._followers = tuple({} for _ in CONTEXT_LENGTHS)
         # By text, length, count and number of different tokens: a weight, and its examples.
         self._weights: dict[tuple[bool, int, int, int], tuple[float, int]] = {}
 
-    def read(self, token: int, p: float, elsewhere: Sequence[Count] = ()) -> float:
+    def read(self, token: int, p: float, elsewhere: Sequence[Count] = (), stream: int = 0) -> float:
         """Return the probability of the next token, and count the token.
 
         Args:
@@ -80,8 +89,9 @@ class NGramCache:
             p: Its probability by the model.
             elsewhere: Its counts in another text after contexts of :data:`CONTEXT_LENGTHS`, as
                 :class:`SortedContexts` finds them.
+            stream: The stream that it is the next one of.
         """
-        p, contexts = max(p, _LEAST_PROBABILITY), self._contexts()
+        p, contexts = max(p, _LEAST_PROBABILITY), self._contexts(stream)
         for i, length in enumerate(CONTEXT_LENGTHS):
             if elsewhere and elsewhere[i][1]:
                 p = self._mixed(p, elsewhere[i], (False, length), 0)
@@ -91,45 +101,79 @@ class NGramCache:
             elif followed is not None:
                 count = followed.get(token, 0), followed[_TOTAL]
                 p = self._mixed(p, count, (True, length), min(len(followed) - 1, 4))
-        self._count(token, contexts)
+        self._count(token, contexts, stream)
+        return p
+
+    def distribution(self, p: Float[np.ndarray, " V"], stream: int = 0) -> Float[np.ndarray, " V"]:
+        """Return what :meth:`read` would return for each token, given the model's probabilities.
+
+        Nothing is counted. With the same text before, the result is the same to the last bit
+        wherever numbers are those of IEEE 754.
+        """
+        for length, context, followers in zip(
+            CONTEXT_LENGTHS, self._contexts(stream), self._followers, strict=False
+        ):
+            followed = followers.get(context)
+            if followed is None:
+                continue
+            is_one = isinstance(followed, int)
+            counts = {followed: 1} if is_one else followed
+            total = 1 if is_one else followed[_TOTAL]
+            n_different = 1 if is_one else min(len(followed) - 1, 4)
+            weight, _ = self._weights.get(_kind((True, length), total, n_different), _FIRST)
+            p = (1 - weight) * p
+            for token, count in counts.items():
+                if token != _TOTAL:
+                    p[token] += weight * count / total
         return p
 
     def count(self, token: int) -> None:
         """Count the next token, without a probability of it."""
-        self._count(token, self._contexts())
+        self._count(token, self._contexts(0), 0)
 
-    def _count(self, token: int, contexts: list[bytes]) -> None:
+    def _count(self, token: int, contexts: list[bytes], stream: int) -> None:
         for context, followers in zip(contexts, self._followers, strict=False):
-            followed = followers.get(context)
+            followed, is_full = followers.get(context), self._n_counts >= self._most_counts
             if followed is None:
-                followers[context] = token
+                if not is_full:
+                    followers[context] = token
+                    self._n_counts += 1
             elif isinstance(followed, int):
-                counts = {_TOTAL: 2, followed: 1}
-                counts[token] = counts.get(token, 0) + 1
-                followers[context] = counts
-            else:
+                if not is_full:
+                    followers[context] = counts = {_TOTAL: 2, followed: 1}
+                    counts[token] = counts.get(token, 0) + 1
+                    # The dictionary takes twice as much as the context.
+                    self._n_counts += 2
+            elif token in followed or not is_full:
+                self._n_counts += token not in followed
                 followed[_TOTAL] += 1
                 followed[token] = followed.get(token, 0) + 1
-        self._recent.append(token)
-        del self._recent[: -CONTEXT_LENGTHS[-1]]
+        recent = self._recent[stream]
+        recent.append(token)
+        del recent[: -CONTEXT_LENGTHS[-1]]
 
-    def _contexts(self) -> list[bytes]:
-        """Return the contexts of the next token, of all lengths that the text has."""
-        n = len(self._recent)
-        return [self._recent[n - k :].tobytes() for k in CONTEXT_LENGTHS if k <= n]
+    def _contexts(self, stream: int) -> list[bytes]:
+        """Return the contexts of the next token, of all lengths that the stream has."""
+        recent = self._recent[stream]
+        n = len(recent)
+        return [recent[n - k :].tobytes() for k in CONTEXT_LENGTHS if k <= n]
 
     def _mixed(self, p: float, counts: Count, of: tuple[bool, int], n_different: int) -> float:
         """Mix a probability with counts, and learn the weight."""
         count, total = counts
-        # Larger counts share their weights by powers of two.
-        kind = *of, total if total < 4 else 2 + total.bit_length(), n_different
-        weight, examples = self._weights.get(kind, (FIRST_WEIGHT, _FIRST_EXAMPLES))
+        kind = _kind(of, total, n_different)
+        weight, examples = self._weights.get(kind, _FIRST)
         from_counts = weight * count / total
         p = (1 - weight) * p + from_counts
         weight += (from_counts / p - weight) / examples
         weight = min(max(weight, _LEAST_WEIGHT), 1 - _LEAST_WEIGHT)
         self._weights[kind] = weight, min(examples + 1, _MOST_EXAMPLES)
         return p
+
+
+def _kind(of: tuple[bool, int], total: int, n_different: int) -> tuple[bool, int, int, int]:
+    # Larger counts share their weights by powers of two.
+    return *of, total if total < 4 else 2 + total.bit_length(), n_different
 
 
 _TOTAL = -1

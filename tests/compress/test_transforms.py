@@ -1,0 +1,52 @@
+"""Transforms: a text becomes more ordinary, and every byte comes back."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.apps.compress import Settings, compress, decompress
+from transformer_xl.apps.compress.header import unpack
+from transformer_xl.apps.compress.transforms import applied, undone
+
+BOM = b"\xef\xbb\xbf"
+CASES = {
+    "carriage returns": (b"a\r\nb\r\n", b"a\nb\n"),
+    "a lone carriage return": (b"a\rb\r\n", b"a\rb\n"),
+    "a byte order mark": (BOM + b"a\n", b"a\n"),
+    "tabs": (b"if x:\n\treturn\n\t\tno\n", b"if x:\n    return\n        no\n"),
+    "capitals": (b"THE CAT SAT, he", b"the cat sat, HE"),
+    "all": (BOM + b"WHILE NOT:\r\n\tRETURN\r\n", b"while not:\n    return\n"),
+}
+UNCHANGED = {
+    "line feeds alone": b"a\nb\n",
+    "both line ends": b"a\r\nb\n",
+    "a table": b"\ta\tb\n\tc\td\n",
+    "tabs and spaces": b"\ta\n    b\n",
+    "small letters": b"The cat\n",
+}
+
+
+@pytest.mark.parametrize(("text", "changed"), CASES.values(), ids=CASES)
+def test_what_is_changed(text, changed):
+    found, used = applied(text)
+    assert (found, undone(found, used)) == (changed, text)
+
+
+@pytest.mark.parametrize("text", UNCHANGED.values(), ids=UNCHANGED)
+def test_what_cannot_be_undone_is_left(text):
+    assert applied(text) == (text, 0)
+
+
+@given(st.lists(st.sampled_from([BOM, b"\r\n", b"\n", b"\r", b"\t", b"    ", b" ", b"A", b"b"])))
+def test_every_byte_comes_back(parts):
+    text = b"".join(parts)
+    assert undone(*applied(text)) == text
+
+
+def test_an_archive_says_what_was_applied(model, vocab):
+    data = CASES["all"][0] * 40
+    content = compress(data, model, vocab, Settings(streams=2)).content
+    coding = unpack(content)[0].model_coding
+    assert coding is not None
+    assert coding.transforms > 0
+    assert decompress(content, model, vocab) == data
