@@ -139,7 +139,7 @@ class Worker:
         batch = generate_batch(
             self._model,
             texts,
-            Sampling.of(settings, self._vocab),
+            Sampling(**settings.sampling),
             length=settings.length,
             seed=seeds,
             mem_len=self._work.mem_len,

@@ -19,7 +19,6 @@ from transformer_xl.inference.generate import (
     Sampler,
     Sampling,
     TextWriter,
-    breaker_tokens,
     generate,
     generate_batch,
     load_state,
@@ -124,16 +123,16 @@ def test_the_repetition_penalty_multiplies_log_probabilities_where_there_are_no_
     torch.testing.assert_close(found, expected.softmax(-1))
 
 
-def plain_dry(tokens, breakers, allowed):
+def plain_dry(tokens, allowed):
     """Lengths by the definition: every earlier place, compared token by token."""
     found = {}
     for end in range(len(tokens) - 1):
         n = 0
-        while n <= end and tokens[end - n] == tokens[-1 - n] and tokens[-1 - n] not in breakers:
+        while n <= end and tokens[end - n] == tokens[-1 - n]:
             n += 1
         follower = tokens[end + 1]
         n = min(n, allowed + 48)
-        if n >= allowed and follower not in breakers:
+        if n >= allowed:
             found[follower] = max(n, found.get(follower, 0))
     return found
 
@@ -147,10 +146,9 @@ def test_dry_finds_what_its_definition_finds(n_symbols):
             tokens = [draw.randrange(n_symbols) for _ in range(n)]
             if n > 60:
                 tokens[-70:] = tokens[40:110]
-            breakers = frozenset(draw.sample(range(n_symbols), draw.choice((0, 0, 1))))
             allowed = draw.choice((1, 2, 4, 60))
-            found = extended(np.array(tokens, np.int32), breakers, allowed)
-            assert found == plain_dry(tokens, breakers, allowed)
+            found = extended(np.array(tokens, np.int32), allowed)
+            assert found == plain_dry(tokens, allowed)
             n_found += bool(found)
     assert n_found > 20
 
@@ -196,16 +194,6 @@ def test_a_history_holds_the_last_tokens():
             assert history.last(7).tolist() == tokens[-7:]
 
 
-def test_breakers_are_the_tokens_that_contain_a_line_break():
-    assert breaker_tokens(BYTES) == (10,)
-    bpe = train_vocab("bpe", ["ab\n\nab\n\nab\n" * 30], 260)
-    found = breaker_tokens(bpe)
-    assert tuple(token for token in range(len(bpe)) if b"\n" in bpe.decode_bytes([token])) == found
-    words = train_vocab("words", ["one two\nthree\n"])
-    assert breaker_tokens(words) == (words.eos_id,)
-    assert breaker_tokens(train_vocab("chars", ["abc"])) == ()
-
-
 def test_settings_that_are_off_change_nothing(model):
     off = {"repetition_penalty": 1.0, "dry_multiplier": 0.0, "min_p": 0.0, "on_loop": "continue"}
     for settings in ({}, {"top_k": 5}, {"top_p": 0.8, "temperature": 0.7}, {"temperature": 0}):
@@ -218,7 +206,7 @@ def test_settings_that_are_off_change_nothing(model):
 def test_all_settings_of_a_recipe_are_settings_of_the_sampler():
     others = {"prompt", "length", "stop", "seed"}
     names = {field.name for field in fields(GenerateConfig)} - others
-    assert {x.name for x in fields(Sampling)} == names | {"dry_sequence_breakers", "config"}
+    assert {x.name for x in fields(Sampling)} == names | {"config"}
     assert {*Sampler(Sampling()).settings} == {"temperature", "top_k", "top_p"}
     every = {name: getattr(GenerateConfig(), name) for name in names}
     every |= {"min_p": 0.1, "repetition_penalty": 2.0, "dry_multiplier": 1.0, "on_loop": "break"}
@@ -261,13 +249,12 @@ def test_a_session_writes_what_generate_writes_however_it_is_cut(tiny_config, tm
     model = TransformerXL(replace(tiny_config, vocab_size=256, init_std=0.3)).eval()
     model.save_pretrained(tmp_path, BYTES)
     text = b"one two three one two"
-    breakers = {"dry_sequence_breakers": [10]} if "dry_multiplier" in settings else {}
     session = Session.open(tmp_path, seed=3)
     session.write(text.decode())
     start = session.mark()
     # A session reads its prompt with the keys of a window, so generate goes on from its memory.
     mems, last = start.state.mems, text[-1:]
-    sampling = Sampling(**settings, **breakers)
+    sampling = Sampling(**settings)
     whole = [*generate(model, last, sampling, length=30, mems=mems, seed=3, history=text[:-1])]
     pieces = TextWriter(BYTES).pieces(whole, goes_on=True)
     assert [*session.generate(30, Sampling(**settings))] == [*pieces]
@@ -282,7 +269,7 @@ def test_a_session_writes_what_generate_writes_however_it_is_cut(tiny_config, tm
 
 
 def _sampler(settings):
-    return Sampler(Sampling(**settings), vocab=BYTES)
+    return Sampler(Sampling(**settings))
 
 
 WRONG = [
@@ -300,8 +287,8 @@ def test_a_setting_that_cannot_be_is_named():
 
 
 def test_settings_are_values_with_names():
-    sampling = Sampling(temperature=2, dry_multiplier=1, dry_sequence_breakers=[3, 1])
-    other = Sampling(temperature=2.0, dry_multiplier=1.0, dry_sequence_breakers=(3, 1))
+    sampling = Sampling(temperature=2, dry_multiplier=1)
+    other = Sampling(temperature=2.0, dry_multiplier=1.0)
     assert hash(sampling) == hash(other)
     assert sampling == other != Sampling(temperature=2)
     with pytest.raises(TypeError, match="unexpected keyword argument 'temperatur'"):

@@ -10,7 +10,7 @@ from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.cli import main
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.recipes import load_recipe
-from transformer_xl.inference.generate import Sampling, Session, breaker_tokens, generate_batch
+from transformer_xl.inference.generate import Sampling, Session, generate_batch
 
 OWN = {"temperature": 0.6, "top_k": None, "top_p": 0.8}
 PROMPT, LENGTH = "the cat", 24
@@ -26,12 +26,6 @@ def run(make_model, toy_recipe, tmp_path_factory):
     (folder / "recipe.toml").write_text(recipe.to_toml())
     made.folder = folder
     return made
-
-
-def for_dry(settings, vocab):
-    """Return settings with the line breaks, beyond which no repetition goes."""
-    has_dry = "dry_multiplier" in settings
-    return settings | ({"dry_sequence_breakers": breaker_tokens(vocab)} if has_dry else {})
 
 
 @contextmanager
@@ -98,11 +92,10 @@ def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, given):
     # What cuts nothing is off.
     off = {name: None for name, x in given.items() if "top" in name and x in (1, 10**6)}
     used = OWN | given | off
-    sampling = for_dry(used, run.vocab)
-    expected = run.alone(PROMPT, LENGTH, seed=seed, **sampling)
+    expected = run.alone(PROMPT, LENGTH, seed=seed, **used)
     assert expected != run.alone(PROMPT, LENGTH, seed=seed, **OWN) or used == OWN
     ids = run.vocab.encode(PROMPT)
-    batch = generate_batch(run.model, [ids], Sampling(**sampling), length=LENGTH, seed=seed)
+    batch = generate_batch(run.model, [ids], Sampling(**used), length=LENGTH, seed=seed)
     assert batch.decode(run.vocab) == [expected]
 
     session = Session.open(run.folder, seed=seed)
@@ -124,8 +117,7 @@ def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, given):
 
 def test_a_session_in_parts_is_penalized_as_one_text(run, asked):
     for seed in [7, -3]:
-        sampling = for_dry(OWN | PENALTIES, run.vocab)
-        expected = run.alone(PROMPT, LENGTH, seed=seed, **sampling)
+        expected = run.alone(PROMPT, LENGTH, seed=seed, **OWN | PENALTIES)
         given = {**PENALTIES, "session": f"parts{seed}"}
         parts = [asked(seed=seed, max_tokens=9, **given)]
         parts += [asked(prompt="", max_tokens=n, **given) for n in (1, LENGTH - 10)]

@@ -262,7 +262,7 @@ class Generate(ReadsModel, PrintsResult):
         from transformer_xl.inference.generate import Sampler, Sampling
 
         settings = self.settings
-        sampling = Sampling.of(settings, vocab)
+        sampling = Sampling(**settings.sampling)
         used = Sampler(sampling, len(vocab)).settings
         drawing: dict[str, Any] = {"sampling": sampling}
         drawing |= {"length": settings.length or None, "mem_len": self.mem_len}

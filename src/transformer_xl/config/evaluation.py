@@ -169,8 +169,8 @@ class GenerateConfig:
     no penalty."""
     dry_multiplier: NotNegative = 0.0
     """DRY: subtract dry_multiplier * 1.75 ** (n - dry_allowed_length) from the logit of each token
-    that would extend a repetition, among the last 1,024 tokens, of the last n tokens without a line
-    break; 0: no penalty."""
+    that would extend a repetition, among the last 1,024 tokens, of the last n tokens; 0: no
+    penalty."""
     dry_allowed_length: Annotated[int, Range(gt=0, le=64)] = 2
     """DRY: the length from which on a repetition is penalized."""
     on_loop: Literal["continue", "break"] = "continue"

@@ -28,7 +28,7 @@ _NAMES = {
     "top_p or min_p limits the tokens": "generate.typical_p",
     "penalties consider the last 1,024 tokens": "generate.penalty_window",
     "the factor of DRY is 1.75": "generate.dry_base",
-    "no repetition of DRY goes beyond a line break": "generate.dry_sequence_breakers",
+    "repetitions of DRY go beyond line breaks": "generate.dry_sequence_breakers",
     "a loop repeats at most 256 tokens, at least 4 times": "generate.loop_max_period "
     "generate.loop_min_count",
     "revision 47b3a2d of transformer_xl has it": "model.state_size model.expand model.conv_width "

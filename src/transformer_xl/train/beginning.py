@@ -18,7 +18,6 @@ from transformer_xl.data import (
 )
 from transformer_xl.errors import DataError, InputError, SettingsError
 from transformer_xl.inference.evaluate import Passage, require_recordings
-from transformer_xl.inference.generate import Sampling
 from transformer_xl.model import Lengths, ModelFolder, build_model, least_weights, require_bytes
 from transformer_xl.train.optim import Average, Optimizer
 from transformer_xl.train.runner import shard
@@ -170,7 +169,6 @@ def fit_to_corpus(config: Config, corpus: Corpus | FeatureCorpus) -> Config:
     for name in ("reset_at", "completion_at"):
         model = replace(model, **{name: _number_of(name, config, corpus.vocab)})
     # At the end of the training it would be too late.
-    Sampling.of(config.generate, corpus.vocab)
     prompt = config.generate.prompt
     with _named(f"generate.prompt={prompt!r}"):
         if not corpus.vocab.encode(prompt):

@@ -130,7 +130,7 @@ def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[
 def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, object]:
     settings, vocab, length = config.generate, corpus.vocab, config.generate.length
     prompt = vocab.encode(settings.prompt)
-    sampling = Sampling.of(settings, vocab)
+    sampling = Sampling(**settings.sampling)
     tokens = generate(model, prompt, sampling, length=length, seed=settings.seed)
     text = "".join(TextWriter(vocab, settings.stop, prompt).pieces(tokens))
     how = {**settings.sampling, "seed": settings.seed}

@@ -89,7 +89,7 @@ class Service:
             SettingsError: A setting has no effect.
         """
         settings = self.generation.changed(**changes).sampling
-        return Sampler(Sampling(**settings), self.model.config.vocab_size, self.vocab)
+        return Sampler(Sampling(**settings), self.model.config.vocab_size)
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:

@@ -2,7 +2,7 @@ from .batch import Generation, GenerationBatch, generate, generate_batch, seed_o
 from .history import History
 from .prompts import PROMPT_SEGMENT, prompt_lengths, text_start
 from .sampler import Sampler
-from .sampling import Sampling, breaker_tokens
+from .sampling import Sampling
 from .session import Mark, Session, from_pretrained
 from .state import State, load_state, save_state
 from .text_writer import TextWriter, prompt_for
@@ -18,7 +18,6 @@ __all__ = [
     "Session",
     "State",
     "TextWriter",
-    "breaker_tokens",
     "from_pretrained",
     "generate",
     "generate_batch",

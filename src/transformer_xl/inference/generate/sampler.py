@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor
 
-from transformer_xl.data import Vocab
 from transformer_xl.errors import CheckpointError, InputError
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.loops import LoopRule
-from transformer_xl.inference.generate.sampling import HOTTEST, Sampling, breaker_tokens
+from transformer_xl.inference.generate.sampling import HOTTEST, Sampling
 from transformer_xl.model import Predictor, shown
 
 _COLDEST = 1e-30
@@ -40,31 +39,15 @@ class Sampler:
     Args:
         sampling: The settings. None: the defaults.
         vocab_size: Size of the vocabulary; a ``top_k`` of so many or more filters nothing.
-        vocab: The vocabulary, whose line breaks DRY does not go beyond. None: the
-            ``dry_sequence_breakers`` of ``sampling``, as where it has some.
     """
 
-    def __init__(
-        self,
-        sampling: Sampling | None = None,
-        vocab_size: int | None = None,
-        vocab: Vocab | None = None,
-    ) -> None:
+    def __init__(self, sampling: Sampling | None = None, vocab_size: int | None = None) -> None:
         if not isinstance(sampling, Sampling | None):
             raise InputError(
                 f"sampling={shown(sampling)} must be a Sampling: give sampling=Sampling(...)"
             )
         sampling = sampling or Sampling()
         config = self._config = sampling.config
-        breakers = sampling.dry_sequence_breakers
-        if vocab is not None and config.dry_multiplier and not breakers:
-            breakers = breaker_tokens(vocab)
-        if vocab_size and max(breakers, default=-1) >= vocab_size:
-            raise InputError(
-                f"token {max(breakers)} of dry_sequence_breakers is outside the vocabulary of "
-                f"{vocab_size}"
-            )
-        self._breakers = frozenset(breakers)
         self.needs_history = config.has_penalties or config.on_loop == "break"
         self._loop = LoopRule(config.loop_min_length)
         self.temperature = config.temperature
@@ -85,7 +68,7 @@ class Sampler:
     @cached_property
     def kind(self) -> tuple[object, ...]:
         """The settings as a key: samplers with the same one can sample as one."""
-        return (*self.settings.items(), self._breakers)
+        return (*self.settings.items(),)
 
     def __call__(
         self,
@@ -164,7 +147,7 @@ class Sampler:
             logits[places] = torch.where(values < 0, values * penalty, values / penalty)
         if config.dry_multiplier:
             allowed = config.dry_allowed_length
-            repeated = [extended(window, self._breakers, allowed) for window in windows]
+            repeated = [extended(window, allowed) for window in windows]
             excess = np.array([length - allowed for each in repeated for length in each.values()])
             with np.errstate(over="ignore"):
                 penalties = config.dry_multiplier * _DRY_BASE ** excess.astype(float)
@@ -204,24 +187,19 @@ def _require_finite(values: Float[Tensor, "*shape"]) -> None:
         raise CheckpointError("the model's probabilities are not finite: its weights are damaged")
 
 
-def extended(
-    tokens: Int32[np.ndarray, " n"], breakers: frozenset[int], at_least: int
-) -> dict[int, int]:
+def extended(tokens: Int32[np.ndarray, " n"], at_least: int) -> dict[int, int]:
     """Return the tokens that would extend a repetition, with its length.
 
     The length of token x is the largest n for which the last n tokens stand somewhere before,
-    followed by x; at most 48 more than ``at_least``. Neither they nor x are breakers. The places
-    where the last token stands are compared at once, without a loop over tokens.
+    followed by x; at most 48 more than ``at_least``. The places where the last token stands are
+    compared at once, without a loop over tokens.
 
     Args:
         tokens: The tokens so far.
-        breakers: Tokens that no repetition contains.
         at_least: Lengths below this are left out.
     """
     n = len(tokens)
     longest = min(at_least + _MAX_EXCESS, n - 1)
-    last = tokens[: -longest - 1 : -1].tolist()
-    longest = next((i for i, token in enumerate(last) if token in breakers), longest)
     if longest < at_least:
         return {}
     (ends,) = np.nonzero(tokens[:-1] == tokens[-1])
@@ -234,8 +212,7 @@ def extended(
     is_long = lengths >= at_least
     followers = tokens[ends[is_long] + 1].tolist()
     for token, length in zip(followers, lengths[is_long].tolist(), strict=True):
-        if token not in breakers:
-            lengths_by_token[token] = max(length, lengths_by_token.get(token, 0))
+        lengths_by_token[token] = max(length, lengths_by_token.get(token, 0))
     return lengths_by_token
 
 

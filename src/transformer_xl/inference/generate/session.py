@@ -280,7 +280,7 @@ class Session:
             RuntimeError: From the iterator: the session went on in another way after this call.
         """
         length = whole("length", length)
-        sampler = Sampler(sampling, self.model.config.vocab_size, self.vocab)
+        sampler = Sampler(sampling, self.model.config.vocab_size)
         if not len(self._history.kept):
             if (start := self.vocab.start_id) is None:
                 raise InputError(
