@@ -215,7 +215,10 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
 
 def _add_page(app: FastAPI) -> None:
     """Add the page for browsers, with a policy that lets it run nothing but its own script."""
-    page = (files("transformer_xl.apps.serve") / "page.html").read_text(encoding="utf-8")
+    here = files("transformer_xl.apps.serve")
+    page = (here / "page.html").read_text(encoding="utf-8")
+    for part in ("token_view.css", "token_view.js"):
+        page = page.replace(f"/* {part} */", (here / part).read_text(encoding="utf-8"))
     hashes: dict[str, str] = {}
     for tag in ("style", "script"):
         (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
