@@ -27,6 +27,7 @@ extensions = [
     "mathml",
     "outside_links",
     "page_fixes",
+    "playground",
     "reference_pages",
     "tutorials",
 ]

@@ -1,0 +1,113 @@
+"""The playground: JavaScript computes what the model computes."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from transformer_xl import ModelConfig, TransformerXL, from_pretrained, shipped_path
+from transformer_xl.data import load_vocab, train_vocab
+from transformer_xl.model import Decoder, Lengths
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "docs"))
+import playground  # noqa: E402
+
+ENGINE = ROOT / "docs" / "_static" / "playground" / "transformer_xl.js"
+READ = """
+globalThis.TransformerXL = require(process.argv[1]);
+const [name, tokens, memLen] = JSON.parse(process.argv[2]);
+eval(require("fs").readFileSync(0, "utf8"));
+const { config, tokenizer, weights } = TransformerXL.models[name];
+const bytes = Uint8Array.from(require("zlib").gunzipSync(Buffer.from(weights, "base64")));
+const model = TransformerXL.Model.read({ config, tokenizer, weights: bytes });
+const stream = new TransformerXL.Stream(model);
+const read = tokens.map((token) => stream.read(token, memLen));
+console.log(JSON.stringify(read.map(({ logits, looked }) => [[...logits], [...looked]])));
+"""
+"""Prints, for each token, the logits of the next one and what it looked at."""
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+
+
+def read_by_javascript(folder, tokens, mem_len):
+    """Return what READ prints for the model of a folder."""
+    words = "node", "-e", READ, str(ENGINE), json.dumps(["model", tokens, mem_len])
+    script = playground.script_of(folder, "model")
+    done = subprocess.run(words, input=script, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def with_rounded_weights(folder, copied):
+    """Return the model of a folder with the weights that a script has."""
+    shutil.copytree(folder, copied)
+    found = dict(playground.rounded(load_file(folder / "model.safetensors")))
+    weights = {x: y * found.get(f"{x}.scale", 1) for x, y in found.items() if ".scale" not in x}
+    save_file(weights, copied / "model.safetensors")
+    return from_pretrained(copied)[0]
+
+
+def log_probs(model, tokens, mem_len):
+    """Return log p of the next token after each of some, token by token."""
+    lengths = Lengths.of(model.config, segment_len=1, mem_len=mem_len).windowed(model.config)
+    decoder = Decoder.of(model, lengths, model.start_memory(1, mem_len))
+    return [model.head.log_probs(decoder(torch.tensor([token])))[0] for token in tokens]
+
+
+def require_same(folder, model, tokens, mem_len):
+    """Require the probabilities of Python, and weights of attention that add up to one."""
+    found = read_by_javascript(folder, tokens, mem_len)
+    assert len(found) == len(tokens)
+    for (logits, looked), expected in zip(found, log_probs(model, tokens, mem_len), strict=True):
+        own = torch.tensor(logits).log_softmax(-1)
+        torch.testing.assert_close(own, expected, atol=1e-4, rtol=0)
+        assert abs(sum(looked) - 1) < 1e-5
+        assert len(looked) <= mem_len + 1
+
+
+@pytest.mark.parametrize("name", playground.MODELS)
+def test_shipped_models_predict_as_in_python(name, tmp_path):
+    vocab = load_vocab(shipped_path(name))
+    tokens = vocab.encode(vocab.decode([*range(2, len(vocab), len(vocab) // 60)])) * 3
+    model = with_rounded_weights(shipped_path(name), tmp_path / "rounded")
+    for mem_len in (0, 32, model.config.mem_len):
+        require_same(shipped_path(name), model, tokens, mem_len)
+
+
+@pytest.mark.parametrize("name", playground.MODELS)
+def test_a_script_with_a_model_is_small(name):
+    assert len(playground.script_of(shipped_path(name), name).encode()) < 2_000_000
+
+
+@pytest.mark.parametrize(
+    "options", [{"key_offset": True}, {"tie_biases": False}, {"qk_norm": False}]
+)
+def test_settings_are_those_of_python(tmp_path, options):
+    vocab = train_vocab("chars", ["abcdefg\n"])
+    settings = {"norm_first": True, "final_norm": True, "qk_norm": True, "mem_len": 6} | options
+    config = ModelConfig(vocab_size=8, n_layer=2, n_head=2, d_model=8, d_inner=12, **settings)
+    torch.manual_seed(0)
+    model = TransformerXL(config)
+    with torch.no_grad():
+        for x in model.parameters():
+            x.add_(torch.randn_like(x) * 0.3)
+    model.save_pretrained(tmp_path / "own", vocab)
+    model = with_rounded_weights(tmp_path / "own", tmp_path / "rounded")
+    require_same(tmp_path / "own", model, [0, 1, 2, 3, 4, 5, 6, 7, 1, 1, 2], 6)
+
+
+def test_a_setting_that_it_does_not_have_is_refused(tmp_path):
+    vocab = train_vocab("chars", ["ab"])
+    small = {"vocab_size": 2, "n_layer": 1, "n_head": 1, "d_model": 4, "d_inner": 4}
+    others = {"gate": "gru", "attn_len": 7, "norm_first": False, "scalable_softmax": 3}
+    for name, value in others.items():
+        config = ModelConfig(**small | {"norm_first": True, name: value})
+        TransformerXL(config).save_pretrained(tmp_path, vocab)
+        with pytest.raises(subprocess.CalledProcessError) as error:
+            read_by_javascript(tmp_path, [0], 1)
+        assert f"{name}={json.dumps(value)} is not implemented here" in error.value.stderr
