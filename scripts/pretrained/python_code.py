@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from overlap import windows_of
 from text_files import parser_for, require_new_files, write_files
 
 OUT = Path("runs/pretrained/python-code/text")
@@ -45,7 +46,6 @@ _SKIPPED_FOLDERS = {
     *("pydoc_data", "encodings", "ensurepip", "tkinter", "turtledemo", "dist-packages"),
     *("third_party", "_vendor", "vendor", "vendored", "lib-dynload", "distutils", "__phello__"),
 }
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,7 @@ def _is_source(path: Path) -> bool:
 
 def windows(text: bytes) -> np.ndarray:
     """Return the hashes of all windows of a text, shape (words - WINDOW + 1,)."""
-    words = _WORD_OR_SIGN.findall(text)
-    if len(words) < WINDOW:
-        return np.empty(0, np.uint64)
-    hashed = np.array([hash(word) & 0xFFFFFFFFFFFFFFFF for word in words], np.uint64)
-    total = np.zeros(len(words) - WINDOW + 1, np.uint64)
-    for i in range(WINDOW):
-        total = total * _MULTIPLIER + hashed[i : len(words) - WINDOW + 1 + i]
-    return total
+    return windows_of(_WORD_OR_SIGN.findall(text), WINDOW)
 
 
 def is_written_by_people(text: bytes) -> bool:

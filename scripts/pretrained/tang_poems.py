@@ -2,6 +2,7 @@
 
     git clone https://github.com/chinese-poetry/chinese-poetry
     git -C chinese-poetry checkout 99ebbef7e1345c0985c44b9fd96a3f9e776f117b
+    pip install opencc-python-reimplemented==0.1.7
     python scripts/pretrained/tang_poems.py --poems chinese-poetry
     txl train tang-poems --out runs/pretrained/tang-poems/run
 
@@ -11,6 +12,9 @@ five characters, or all seven, are taken. Left out are those with notes, gaps or
 short and very long ones, and repeated ones; then, once, those with a character that stands in few
 of the rest, so that the vocabulary stays small. As that removes poems with other characters, too, a
 few characters are left that stand in fewer.
+
+The training text has each poem a second time in simplified characters, so that the model goes on
+with either; and Song poems in form, of the characters that the others have.
 """
 
 # ruff: noqa: RUF001 - punctuation of the text
@@ -19,6 +23,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from text_files import parser_for, require_new_files, write_files
@@ -39,15 +44,26 @@ _TITLE = re.compile(rf"[{_HAN}]+(?: [{_HAN}]+)*")
 
 def is_in_form(poem: str) -> bool:
     """Whether all lines of a poem, as punctuation divides them, have 5 characters, or all 7."""
-    lines = [x for x in re.split(r"\W+", poem) if x]
-    return bool(lines) and {*map(len, lines)} in ({5}, {7})
+    return {*map(len, lines_of(poem))} in ({5}, {7})
 
 
-def poems(root: Path) -> list[str]:
-    """Read the poems, in a fixed order that mixes authors."""
-    files = sorted((root / FOLDER).glob("poet.tang.*.json"))
+def lines_of(poem: str) -> list[str]:
+    """Return the lines of a poem without its title, as punctuation divides them."""
+    return [x for x in re.split(r"\W+", poem) if x]
+
+
+def verses(text: str) -> list[str]:
+    """Return the lines of a poem with its title."""
+    return lines_of(text.partition("\n")[2])
+
+
+def poems(root: Path, dynasty: str) -> dict[str, str]:
+    """Read the poems in form of a dynasty, with their titles, by their lines."""
+    files = sorted((root / FOLDER).glob(f"poet.{dynasty}.*.json"))
     if not files:
-        raise FileNotFoundError(f"{root} holds no {FOLDER}/poet.tang.*.json: clone chinese-poetry")
+        raise FileNotFoundError(
+            f"{root} holds no {FOLDER}/poet.{dynasty}.*.json: clone chinese-poetry"
+        )
     found = {}
     for file in files:
         for poem in json.loads(file.read_text(encoding="utf-8")):
@@ -61,9 +77,29 @@ def poems(root: Path) -> list[str]:
                 and is_in_form(body)
             ):
                 found.setdefault(body, f"{title}\n{body}{POEM_END}")
-    counted = Counter(x for poem in found.values() for x in set(poem))
-    kept = [x for x in found.values() if min(counted[c] for c in set(x)) >= LEAST_POEMS]
-    return sorted(kept, key=lambda x: hashlib.sha256(x.encode()).digest())
+    return found
+
+
+def in_order(found: Iterable[str]) -> list[str]:
+    """Return poems in a fixed order that mixes authors."""
+    return sorted(found, key=lambda x: hashlib.sha256(x.encode()).digest())
+
+
+def parts_of(
+    tang: dict[str, str], song: dict[str, str], simplified: Callable[[str], str]
+) -> dict[str, list[str]]:
+    """Return the three parts; in training are Tang poems in both scripts, and Song poems."""
+    counted = Counter(x for poem in tang.values() for x in set(poem))
+    kept = in_order(x for x in tang.values() if min(counted[c] for c in set(x)) >= LEAST_POEMS)
+    n = len(kept) * HELD_OUT_PERCENT // 100
+    valid, test, train = kept[:n], kept[n : 2 * n], kept[2 * n :]
+    known = {*"".join(train)}
+    # Poems are handed down in several versions: none with a line of a held-out poem is read.
+    held_out = {line for x in valid + test for line in verses(x)}
+    train = [x for x in train if held_out.isdisjoint(verses(x))]
+    more = [x for x in song.values() if known >= {*x} and held_out.isdisjoint(verses(x))]
+    train = in_order([*train, *map(simplified, train), *more])
+    return {"valid": valid, "test": test, "train": train}
 
 
 def main() -> None:
@@ -71,12 +107,13 @@ def main() -> None:
     parser = parser_for(__doc__, OUT, "the folder")
     parser.add_argument("--poems", type=Path, required=True, help="a clone of chinese-poetry")
     given = parser.parse_args()
+    from opencc import OpenCC
+
+    simplified = OpenCC("t2s").convert
     paths = {part: given.out / f"{part}.txt" for part in ("valid", "test", "train")}
     try:
         require_new_files(paths.values(), force=given.force)
-        found = poems(given.poems)
-        n = len(found) * HELD_OUT_PERCENT // 100
-        parts = {"valid": found[:n], "test": found[n : 2 * n], "train": found[2 * n :]}
+        parts = parts_of(poems(given.poems, "tang"), poems(given.poems, "song"), simplified)
         write_files({paths[part]: "".join(texts).encode() for part, texts in parts.items()})
     except (OSError, ValueError) as error:
         parser.exit(1, f"{error}\n")

@@ -50,7 +50,8 @@ def background(ship, **others):
 def test_each_card_has_places_for_what_is_measured(ship):
     for name in ("chorales", "english", "python-code", "shakespeare", "tang-poems"):
         measured = dict.fromkeys((*ship.LOSSES, *ship.MEASURED[name].names), 0.5)
-        integers = {"poems": 3, "training_poems": 2, "symbols": 4, "parameters": 10, "mem_len": 8}
+        integers = dict.fromkeys(("training_poems", "held_out_poems", "symbols"), 2)
+        integers |= {"parameters": 10, "mem_len": 8}
         head, text = ship.card(name, background(ship, **measured | integers))
         assert "{" not in head + text, name
         assert "txl train toy" in text, name

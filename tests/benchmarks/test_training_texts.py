@@ -3,10 +3,13 @@
 # ruff: noqa: RUF001 - punctuation of poems
 
 import json
+import random
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -62,10 +65,22 @@ def run(program, monkeypatch, name, *words):
 def test_the_text_of_poems_is_written_whole_or_not_at_all(program, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "clone" / "全唐诗"
     folder.mkdir(parents=True)
-    lines = ["白日依山盡，黃河入海流。", "欲窮千里目，更上一層樓。"]
-    poems = [{"title": "登樓", "paragraphs": lines * (n + 2)} for n in range(14)]
-    poems += [{"title": "其他", "paragraphs": [*lines, "甲乙丙丁戊，白日依山盡。"]}]
+
+    def lines(seed):
+        drawn = "".join(random.Random(seed).sample("白日依山盡黃河入海流欲窮千里目更上一層樓", 20))
+        return [f"{drawn[:5]}，{drawn[5:10]}。", f"{drawn[10:15]}，{drawn[15:]}。"]
+
+    poems = [{"title": "登樓", "paragraphs": lines(n)} for n in range(14)]
+    poems += [{"title": "其他", "paragraphs": [*lines(14), "甲乙丙丁戊，白日依山盡。"]}]
     (folder / "poet.tang.0.json").write_text(json.dumps(poems))
+    of_song = [
+        {"title": f"山樓{x}", "paragraphs": [*lines(15), lines(n)[1]]}
+        for n, x in enumerate("白日依山盡黃河入海流欲窮千里")
+    ]
+    of_song += [{"title": "海外", "paragraphs": [*lines(16), "海外有樓山，白日依山盡。"]}]
+    (folder / "poet.song.0.json").write_text(json.dumps(of_song))
+    converter = SimpleNamespace(convert=lambda text: text.replace("樓", "楼"))
+    monkeypatch.setitem(sys.modules, "opencc", SimpleNamespace(OpenCC=lambda _: converter))
     out = tmp_path / "out"
     with pytest.raises(SystemExit):
         run(program, monkeypatch, "tang_poems", out, "--poems", tmp_path / "clone")
@@ -87,3 +102,94 @@ def test_the_text_of_poems_is_written_whole_or_not_at_all(program, tmp_path, mon
     assert "其" not in "".join(parts.values())
     for poem in "".join(parts.values()).split(tang_poems.POEM_END)[:-1]:
         assert tang_poems.is_in_form(poem.partition("\n")[2])
+    assert "楼" not in parts["valid"] + parts["test"]
+    training = {*parts["train"].split(tang_poems.POEM_END)[:-1]}
+    of_tang = {x for x in training if x.startswith("登樓")}
+    assert len(of_tang) == 14 - 2
+    assert {x for x in training if "楼" in x} == {x.replace("樓", "楼") for x in of_tang}
+    # A Song poem with a character of its own, and one with a line of a held-out poem, are not read.
+    assert "外" not in parts["train"]
+    assert sum(x.startswith("山樓") for x in training) == 14 - 2
+
+
+def test_windows_of_words_are_shared_whatever_their_capitals_line_breaks_and_signs(program):
+    overlap = program("overlap")
+    words = [f"word{i}" for i in range(50)]
+    held_out = np.unique(overlap.windows("A preface. " + " ".join(words)))
+    quoted = '"' + ",\n".join(words[10:40]).upper() + '!"'
+    assert overlap.shared(quoted, held_out) == 30 - overlap.WINDOW + 1
+    assert overlap.shared(" ".join(words[: overlap.WINDOW - 1]), held_out) == 0
+    assert overlap.shared(" ".join(reversed(words)), held_out) == 0
+    assert overlap.shared("short", held_out) == 0
+
+
+def test_a_training_text_with_more_than_a_thousandth_of_a_held_out_file_is_refused(
+    program, tmp_path, monkeypatch, capsys
+):
+    training, held_out = tmp_path / "training.txt", tmp_path / "held_out.txt"
+    words = [f"word{i}" for i in range(300)]
+    training.write_text(" ".join(words[:100]))
+    for start, code in ((90, False), (70, True)):
+        held_out.write_text(" ".join(words[start:]))
+        with pytest.raises(SystemExit) as caught:
+            run(program, monkeypatch, "overlap", training, held_out)
+        assert caught.value.code == code
+    assert "11 of 211 windows" in capsys.readouterr().out
+
+
+XHTML = """<html xmlns="http://www.w3.org/1999/xhtml" xmlns:epub="http://www.idpf.org/2007/ops">
+<body><section epub:type="chapter"><h2>I</h2><p>“It’s
+a <i>fine</i> day—isn’t it?”<a epub:type="noteref" href="#n">1</a></p>
+<blockquote><p>First line<br/>
+second line</p></blockquote>
+<table><tr><td epub:type="z3998:persona">Algernon</td><td>Did you hear?</td></tr></table>
+</section></body></html>"""
+PACKAGE = """<package xmlns="http://www.idpf.org/2007/opf"><spine><itemref idref="titlepage.xhtml"/>
+<itemref idref="chapter-1.xhtml"/></spine></package>"""
+
+
+@pytest.fixture
+def book(tmp_path):
+    """Return a work tree of a book with one chapter."""
+    folder = tmp_path / "book" / "src" / "epub"
+    (folder / "text").mkdir(parents=True)
+    (folder / "content.opf").write_text(PACKAGE)
+    (folder / "text" / "chapter-1.xhtml").write_text(XHTML)
+    return tmp_path / "book"
+
+
+def test_a_book_is_read_without_notes_with_its_verse_and_speeches(program, book):
+    assert [*program("books").chapters(book)] == [
+        ["I", "“It’s a fine day—isn’t it?”", "First line\nsecond line", "ALGERNON\tDid you hear?"]
+    ]
+
+
+def test_only_the_lines_of_prose_are_broken(program):
+    wrapped = program("books").wrapped
+    prose = "  " + " ".join(["word"] * 40)
+    assert max(map(len, wrapped(prose, 60).split("\n"))) <= 60
+    assert wrapped(prose, 60).split() == prose.split()
+    for kept in ("First line\nsecond line", "ALGERNON\tDid you hear?"):
+        assert wrapped(kept, 5) == kept
+
+
+def test_a_book_has_two_forms_one_of_them_as_a_typewriter_writes(program, book):
+    english = program("english")
+    without_breaks, broken = english.book_forms(book)
+    assert [*english.book_forms(book)] == [without_breaks, broken]
+    for form in (without_breaks, broken):
+        assert form.endswith("\n\n\n")
+        assert form.split()[-4:] == ["ALGERNON", "Did", "you", "hear?"]
+    assert "fine day--isn't it?" in " ".join(broken.split())
+    assert broken.isascii()
+
+
+def test_articles_in_plain_typography_have_no_unknown_words(program):
+    article = (
+        " = Robert @-@ Boulter = \n \n"
+        " Robert is a 2 @,@ 000 @-@ metre runner . He had a <unk> role . "
+        '" It \'s good , " he said . \n'
+    )
+    assert program("english").plain(article) == (
+        'Robert-Boulter\n\nRobert is a 2,000-metre runner. "It\'s good," he said.\n\n\n'
+    )
