@@ -1,16 +1,25 @@
-"""How often texts stutter at their beginning, after short prompts: with a preface and without.
+"""How much texts repeat themselves after short prompts: with a preface and without.
 
     python benchmarks/stutter.py english python-code --json stutter.json
-    python benchmarks/stutter.py runs/mine --text prompts.txt
+    python benchmarks/stutter.py runs/mine --text prompts.txt --set temperature=0.7 min_p=0.05
 
-Each of 40 prompts is continued with 10 seeds, by the sampling settings of the model. A text
-stutters if, within its first 30 tokens, a token of two letters or more stands twice in a row, or a
-sequence of one to eight tokens that holds a letter three times. ``--text`` has other prompts, one a
-line. With ``--real FILE``, as many pieces of that text are counted, too.
+Each of 40 prompts is continued with 10 seeds for 600 tokens, by the sampling settings of the model,
+or with changes (``--set``). ``--text`` has other prompts, one a line. With ``--real FILE``, as many
+pieces of that text are measured, too.
+
+* stutter: share of the texts in whose first 30 tokens a token of two letters or more stands twice
+  in a row, or a sequence of one to eight tokens that holds a letter three times;
+* repeated 4-grams: share of the 4-grams of words that occurred earlier in the same text, where
+  words are what blanks divide;
+* adjacent equal: share of the words that equal the one before;
+* parses (``--python``): share of the texts whose first 15 lines, prompt included, Python's parser
+  accepts up to the last complete statement; at their end no string is open for 10 lines.
 """
 
 import argparse
 import random
+import statistics
+import tomllib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +27,7 @@ from typing import Any
 
 from result_file import write_result_file
 from turns import circumstances
-from writing import adjacent_equal, collected
+from writing import adjacent_equal, collected, parses, repeated
 
 from transformer_xl import from_pretrained, generate_batch
 from transformer_xl.config.recipes import generation_of
@@ -26,7 +35,9 @@ from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import Sampling
 
 FIRST, LONGEST = 30, 8
-"""Tokens of a text that count, and of a sequence that is repeated."""
+"""Tokens of a text in which it may stutter, and of a sequence that is repeated."""
+N_LINES, MOST_OPEN_LINES = 15, 9
+"""Lines of a text that must parse, and for how many of them a string at the end may be open."""
 PROMPTS = {
     "english": (
         "The history of", "The church", "In the spring of 1864,", "He was the son of", "He said",
@@ -43,13 +54,13 @@ PROMPTS = {
         "import sys\n", "import re\nimport os\n", "from typing import",
         "from pathlib import Path\n", "def main(", "def parse(text):\n",
         "class Account:\n    def __init__(self, owner):\n", "class TestCase(", "def add(a, b):\n",
-        'def reverse(items):\n    """', "    return", "@dataclass\nclass Point:\n",
+        'def reverse(items):\n    """', "total = sum(", "@dataclass\nclass Point:\n",
         "for i in range(", "while True:\n", "if not isinstance(", "with open(filename) as f:\n",
         "#!/usr/bin/env python\n", '"""Utilities for', "def __repr__(self):\n", "raise ValueError(",
         "async def read(", "class Cache(dict):\n", "def area(width, height):", "print(",
         "lambda x:", "def is_prime(n):\n", "class Matrix:\n", "try:\n    import",
         "def test_empty():\n", "x = [", "assert ", 'class Server:\n    """',
-        "def send(self, message", "return sorted(", "def _get", "# Copyright",
+        "def send(self, message", "names = sorted(", "def _get", "# Copyright",
     ),
 }  # fmt: skip
 
@@ -71,33 +82,45 @@ def stutters(texts: Sequence[str]) -> bool:
     )
 
 
-def counted(texts: Sequence[Sequence[int]], vocab: Vocab) -> dict[str, float]:
-    """Return the share of the texts that stutter, and of the neighbouring tokens that are equal."""
-    pieces = [[vocab.decode([token]) for token in text] for text in texts]
-    equal = sum(adjacent_equal(text[:FIRST]) for text in texts)
-    return {
-        "stutter": sum(map(stutters, pieces)) / len(texts),
-        "adjacent_equal": equal / len(texts),
+def counted(
+    texts: Sequence[Sequence[int]], vocab: Vocab, before: Sequence[str] = ()
+) -> dict[str, float]:
+    """Return the figures of texts; that of parsing, if what is before each of them is given."""
+    first = [[vocab.decode([token]) for token in text[:FIRST]] for text in texts]
+    decoded = [vocab.decode(text) for text in texts]
+    words = [x.split() for x in decoded]
+    found = {
+        "stutter": statistics.mean(map(stutters, first)),
+        "repeated_4grams": statistics.mean(map(repeated, words)),
+        "adjacent_equal": statistics.mean(map(adjacent_equal, words)),
     }
+    if before:
+        whole = map("".join, zip(before, decoded, strict=True))
+        heads = ["".join(x.splitlines(keepends=True)[:N_LINES]) for x in whole]
+        found["parses"] = statistics.mean(parses(x, MOST_OPEN_LINES) for x in heads)
+    return found
 
 
-def measured(name: str, prompts: Sequence[str], n_seeds: int, real: Path | None) -> dict[str, Any]:
+def measured(name: str, prompts: Sequence[str], given: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of a model with its preface, without one, and of real text."""
     model, vocab = from_pretrained(name)
-    how = Sampling.of(generation_of(name), vocab)
-    encoded = [vocab.encode(prompt) for prompt in prompts]
-    found: dict[str, Any] = {"texts": len(prompts) * n_seeds, "preface": len(model.preface)}
-    for preface in dict.fromkeys(((), model.preface)):
+    how = Sampling(**generation_of(name).changed(**tomllib.loads("\n".join(given.set))).sampling)
+    encoded, n_texts = [vocab.encode(prompt) for prompt in prompts], len(prompts) * given.seeds
+    found: dict[str, Any] = {"texts": n_texts, "preface": len(model.preface)}
+    for preface in dict.fromkeys((model.preface, ())):
         model.preface = preface
         texts = []
-        for seed in range(n_seeds):
-            batch = generate_batch(model, encoded, how, length=FIRST, seed=seed * len(prompts))
+        for seed in range(given.seeds):
+            batch = generate_batch(
+                model, encoded, how, length=given.length, seed=seed * len(prompts)
+            )
             texts += collected(batch, len(prompts))
-        found["with" if preface else "without"] = counted(texts, vocab)
-    if real is not None:
-        ids, draw = vocab.encode(real.read_text(encoding="utf-8")), random.Random(1)
-        starts = (draw.randrange(len(ids) - FIRST) for _ in range(found["texts"]))
-        found["real"] = counted([ids[start : start + FIRST] for start in starts], vocab)
+        kind = "with" if preface else "without"
+        found[kind] = counted(texts, vocab, [*prompts] * given.seeds if given.python else ())
+    if given.real is not None:
+        ids, draw = vocab.encode(given.real.read_text(encoding="utf-8")), random.Random(1)
+        starts = (draw.randrange(len(ids) - given.length) for _ in range(n_texts))
+        found["real"] = counted([ids[start : start + given.length] for start in starts], vocab)
     return found
 
 
@@ -106,14 +129,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("models", nargs="+", help="model folders, run folders, or names")
     parser.add_argument("--text", type=Path, help="a file of prompts, one a line")
+    parser.add_argument("--python", action="store_true", help="see which texts parse")
     parser.add_argument("--real", type=Path, help="a real text, which is counted, too")
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--length", type=int, default=600, help="tokens of a text")
+    parser.add_argument("--set", nargs="+", default=[], help="changed settings, NAME=VALUE")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     found = {}
     for name in args.models:
         given = args.text.read_text(encoding="utf-8").splitlines() if args.text else PROMPTS[name]
-        found[name] = measured(name, given, args.seeds, args.real)
+        found[name] = measured(name, given, args)
         print(name, found[name], flush=True)
     if args.json:
         write_result_file(args.json, {"about": circumstances(), "models": found})

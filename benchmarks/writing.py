@@ -40,7 +40,6 @@ from result_file import write_result_file
 from turns import circumstances
 
 from transformer_xl.cli.loading import load
-from transformer_xl.config import GenerateConfig
 from transformer_xl.config.recipes import generation_of
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import Sampling, generate, generate_batch
@@ -78,11 +77,11 @@ def longest_repeat(tokens: Sequence[int]) -> int:
     return low
 
 
-def parses(text: str) -> bool:
+def parses(text: str, most_open_lines: int = MOST_OPEN_LINES) -> bool:
     """Whether Python's parser accepts a text up to the last statement that is complete.
 
     The last line may be cut off and is left out; a statement that needs more lines is no error, but
-    a string is that is open for more than 40 lines, as everything after it would be accepted.
+    a string is that is open for more lines than given, as everything after it would be accepted.
     """
     complete = text.rpartition("\n")[0] + "\n"
     try:
@@ -91,7 +90,7 @@ def parses(text: str) -> bool:
             codeop.compile_command(complete, symbol="exec")
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         return False
-    return _open_lines(complete) <= MOST_OPEN_LINES
+    return _open_lines(complete) <= most_open_lines
 
 
 def _open_lines(text: str) -> int:
@@ -271,7 +270,7 @@ def main() -> None:
     print("real text", _shown(rows["real text"]), flush=True)
     own = generation_of(arguments.model).sampling
     for name, settings in named or [("recipe", own)]:
-        how = Sampling.of(GenerateConfig(**settings), vocab)
+        how = Sampling(**settings)
         with torch.inference_mode():
             pieces = write(model, prompts, arguments.length, how, arguments.carried)
         rows[name] = measure(pieces, vocab, prompts, training, arguments.python)
