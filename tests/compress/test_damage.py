@@ -19,6 +19,7 @@ from transformer_xl.apps.compress import (
 )
 from transformer_xl.apps.compress.header import VERSION, Learning, pack, unpack
 from transformer_xl.apps.compress.planning import plan, too_much
+from transformer_xl.apps.compress.transforms import TRANSFORMS
 from transformer_xl.model import TransformerXL
 
 
@@ -95,12 +96,23 @@ def test_another_model_is_refused_before_it_computes(model, vocab, content, tiny
         ({"mem_len": 1 << 16}, "is more than the"),
         ({"segment_len": 17}, "computes different probabilities"),
         ({"learning": Learning(False, 0, 1e-3, 1, "cpu")}, "computes different probabilities"),
+        ({"counted": 0}, "computes different probabilities"),
+        ({"counted": 1 << 49}, "header is invalid"),
+        ({"transforms": 1 << len(TRANSFORMS)}, "header is invalid"),
     ],
     ids=str,
 )
 def test_other_settings_never_restore_something_else(model, vocab, content, coding, reason):
     with pytest.raises(ArchiveError, match=reason):
         decompress(_forged(content, coding=coding), model, vocab)
+
+
+@pytest.mark.parametrize("transforms", range(1, 1 << len(TRANSFORMS)))
+def test_forged_transforms_never_restore_something_else(model, vocab, content, data, transforms):
+    # Undoing a transform may change nothing.
+    with suppress(ArchiveError):
+        forged = _forged(content, coding={"transforms": transforms})
+        assert decompress(forged, model, vocab) == data
 
 
 def test_a_forged_size_is_refused(model, vocab, content):
@@ -145,6 +157,7 @@ def allocated(monkeypatch):
         # What it can, but with more remembered, or more in a round, than anyone has RAM for.
         ({"n_tokens": 1 << 24, "streams": 1 << 8, "mem_len": 1 << 16}, "GB of RAM, and ram=4 GB"),
         ({"n_tokens": 1 << 24, "streams": 1 << 8, "segment_len": 1 << 16}, r"GB of RAM.*--ram"),
+        ({"n_tokens": 1 << 24, "streams": 1 << 8, "counted": 1 << 40}, "GB of RAM"),
     ],
     ids=str,
 )
