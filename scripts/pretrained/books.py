@@ -3,7 +3,7 @@
 # ruff: noqa: RUF001 - punctuation of the text
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,6 +18,23 @@ _PLAIN = str.maketrans(
 _INVISIBLE = {ord(x): None for x in "\u2060\ufeff\u00ad"} | {
     ord(x): " " for x in "\u00a0\u200a\u202f"
 }
+
+
+def listed(names: Path, folder: Path) -> list[Path]:
+    """Return the work trees of listed books.
+
+    Args:
+        names: A file with a line for each, which begins with the name of its repository.
+        folder: Where they are.
+
+    Raises:
+        FileNotFoundError: One is missing.
+    """
+    found = [folder / line.split()[0] for line in names.read_text("utf-8").splitlines()]
+    for book in found:
+        if not (book / "src" / "epub").is_dir():
+            raise FileNotFoundError(f"{book} is missing: clone it, as --help shows")
+    return found
 
 
 def chapters(book: Path) -> Iterator[list[str]]:
@@ -74,12 +91,25 @@ def _paragraphs_of_cell(cell: ElementTree.Element) -> Iterator[str]:
         yield x.upper() if is_name else x.replace("\n", "\n\t")
 
 
-def _text(element: ElementTree.Element) -> str:
+def speeches(act: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the speeches of an act: who speaks, and the paragraphs, without stage directions.
+
+    A row without a name goes on with the speech before; then the name is empty.
+    """
+    for row in ElementTree.parse(act).iter(f"{_XHTML}tr"):
+        name, *cells = row
+        paragraphs = [x for cell in cells for x in (*cell.iter(f"{_XHTML}p"),) or (cell,)]
+        texts = [_text(x, without=("noteref", "z3998:stage-direction")) for x in paragraphs]
+        if found := [x for x in texts if x]:
+            yield _text(name), found
+
+
+def _text(element: ElementTree.Element, without: Sequence[str] = ("noteref",)) -> str:
     """Return the text of a paragraph: line breaks where it has them, else none."""
     pieces: list[str] = []
 
     def add(x: ElementTree.Element) -> None:
-        if x.get(_TYPE) == "noteref":
+        if x.get(_TYPE) in without:
             return
         pieces.append(" ".join((x.text or "").split("\n")))
         for child in x:

@@ -32,7 +32,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from books import LISTED, ascii_punctuation, chapters, wrapped
+from books import LISTED, ascii_punctuation, chapters, listed, wrapped
 from overlap import shared, windows
 from text_files import parser_for, require_new_files, write_files
 
@@ -159,19 +159,6 @@ def texts(
     return {"train": "".join(kept).encode(), **unseen}
 
 
-def listed_books(folder: Path) -> list[Path]:
-    """Return the work trees of the listed books.
-
-    Raises:
-        FileNotFoundError: One is missing.
-    """
-    names = [line.split()[0] for line in LISTED.read_text("utf-8").splitlines()]
-    for name in names:
-        if not (folder / name / "src" / "epub").is_dir():
-            raise FileNotFoundError(f"{folder / name} is missing: clone it, as --help shows")
-    return [folder / name for name in names]
-
-
 def main() -> None:
     """Find the texts, and write."""
     parser = parser_for(__doc__, OUT, "the folder")
@@ -185,7 +172,7 @@ def main() -> None:
     paths = {part: given.out / f"{part}.txt" for part in ("train", "valid", "test")}
     try:
         require_new_files(paths.values(), force=given.force)
-        books = listed_books(given.books)
+        books = listed(LISTED, given.books)
         found = find_text(DataConfig(name="wikitext-2", path=given.wikitext), CACHE, print)
         wikitext = {part: files[0] for part, files in found.parts.items()}
         parts = texts(wikitext, books, given.summaries, given.held_out)

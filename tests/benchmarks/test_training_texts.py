@@ -193,3 +193,58 @@ def test_articles_in_plain_typography_have_no_unknown_words(program):
     assert program("english").plain(article) == (
         'Robert-Boulter\n\nRobert is a 2,000-metre runner. "It\'s good," he said.\n\n\n'
     )
+
+
+def play(folder, name, *rows):
+    """Write an act of a play as Standard Ebooks does: who speaks, and what."""
+    text = folder / name / "src" / "epub" / "text"
+    text.mkdir(parents=True)
+    cells = "".join(f"<tr><td>{who}</td><td>{what}</td></tr>" for who, what in rows)
+    namespaces = 'xmlns="http://www.w3.org/1999/xhtml" xmlns:epub="http://www.idpf.org/2007/ops"'
+    page = f"<html {namespaces}><body><table>{cells}</table></body></html>"
+    (text / "act-1.xhtml").write_text(page)
+
+
+def test_plays_are_written_in_the_form_of_tiny_shakespeare(program, tmp_path, monkeypatch, capsys):
+    shakespeare = program("shakespeare")
+    characters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ!$&',-.3:;?"
+    said = " ".join(f"{a}{b}" for a in "abcdefgh" for b in "xyz")
+    tiny = f"First Citizen:\n{characters}\n\nNurse:\n{said}.\n\n"
+    tiny += "ROMEO:\nThe last tenth is not read"
+    (tmp_path / "input.txt").write_text(tiny)
+    plays = tmp_path / "plays"
+    direction = '<i epub:type="z3998:stage-direction">Exit.</i>'
+    verse = "<p><span>“Ay me”⁠—she’s gone:</span><br/><span>adieu, fiancé!</span></p>"
+    play(
+        plays,
+        "one",
+        ("", direction),
+        ("Romeo", verse + direction),
+        ("", "A row without a name goes on."),
+        ("Nurse", "I have heard it (all)."),
+        ("Third Lord", "Six pence, 6d."),
+        ("Paris<br/>Juliet", "word " * 20),
+    )
+    play(plays, "two", ("Thief", said.upper()))
+    (tmp_path / "listed.txt").write_text("one 1234\ntwo 5678\n")
+    monkeypatch.setattr(shakespeare, "LISTED", tmp_path / "listed.txt")
+    out, held_out = tmp_path / "out", tmp_path / "held_out.txt"
+    held_out.write_text("Nothing.")
+    words = [out, "--plays", plays, "--tiny", tmp_path, "--held_out", held_out]
+    monkeypatch.setattr(sys, "argv", ["shakespeare", *map(str, words)])
+    shakespeare.main()
+    assert "1 of 2 acts left out" in capsys.readouterr().out
+    place = len(tiny) * 9 // 10
+    assert (out / "valid.txt").read_text() == tiny[place:]
+    assert (out / "train.txt").read_text() == tiny[:place] + (
+        "\n\nROMEO:\n'Ay me'--she's gone:\nadieu, fiance!\nA row without a name goes on.\n\n"
+        "Nurse:\nI have heard it all.\n\n"
+        f"PARIS AND JULIET:\n{'word ' * 10}word\n{'word ' * 8}word\n\n"
+    )
+    (plays / "two" / "src" / "epub").rename(tmp_path / "elsewhere")
+    with pytest.raises(SystemExit):
+        shakespeare.main()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--force"])
+    with pytest.raises(SystemExit):
+        shakespeare.main()
+    assert "two is missing: clone it" in capsys.readouterr().err

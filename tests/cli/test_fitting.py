@@ -119,7 +119,7 @@ def test_a_path_is_that_of_a_text_of_ones_own_unless_a_copy_is_there():
     Path("folder").mkdir()
     for name in "abc":
         Path("folder", name).write_text(LINES)
-    demo, verse = load_recipe("demo").data, load_recipe("shakespeare").data
+    demo, verse = load_recipe("demo").data, load_recipe("shakespeare-char-cpu").data
     assert fitting.text_settings(demo, {"path": "mine.txt"}) == {
         "path": "mine.txt", "name": "", "split_by": "fraction"
     }  # fmt: skip
