@@ -15,8 +15,6 @@ directions, the same 65 characters. An act that shares 20 words in a row with ti
 with a held-out file is left out.
 """
 
-# ruff: noqa: RUF001 - punctuation of the text
-
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator
