@@ -304,7 +304,7 @@ def test_a_setting_that_replaces_another_resets_what_it_makes_ineffective():
 
 
 def test_settings_of_before_are_read_where_they_changed_nothing():
-    off = {"presence_penalty": 0.0, "penalty_window": 1024, "dry_sequence_breakers": ["\n"]}
+    off = {"presence_penalty": 0.0, "penalty_window": 1024, "dry_sequence_breakers": []}
     assert read_settings(GenerateConfig, off, "recipe.toml", "generate") == GenerateConfig()
     for wrong in ({"typical_p": 0.9}, {"dry_base": 2.0}, {"loop_max_period": 9}):
         with pytest.raises(ValueError, match=r"recipe.toml: generate\..* is gone: .*; leave"):

@@ -100,6 +100,6 @@ def test_shipped_prefaces_are_the_texts_in_the_repository(name):
 def test_shipped_models_do_not_stutter(name, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     stutter = import_module("stutter")
-    given = Namespace(seeds=2, length=stutter.FIRST, set=[], real=None)
+    given = Namespace(seeds=2, length=stutter.FIRST, set=[], real=None, python=False)
     found = stutter.measured(name, stutter.PROMPTS[name], given)
     assert found["with"]["stutter"] <= 0.03 < found["without"]["stutter"]

@@ -90,7 +90,7 @@ _WITHOUT_EFFECT: dict[str, dict[str, object]] = {
     "generate": {
         "beam_size": None,
         "dry_base": 1.75,
-        "dry_sequence_breakers": ["\n"],
+        "dry_sequence_breakers": (["\n"], []),
         "frequency_penalty": 0,
         "length_penalty": 1.0,
         "loop_max_period": 256,
@@ -100,7 +100,8 @@ _WITHOUT_EFFECT: dict[str, dict[str, object]] = {
         "typical_p": 1,
     },
 }
-"""Stored values of settings that changed no result (``...``: any), and so are ignored."""
+"""Stored values that are ignored (``...``: any; a tuple: each of them): those that changed no result,
+or were the default."""
 
 
 def without_gone(values: Mapping[str, object], section: str) -> dict[str, object]:
@@ -111,7 +112,9 @@ def without_gone(values: Mapping[str, object], section: str) -> dict[str, object
     """
     harmless = _WITHOUT_EFFECT.get(section, {})
     for name in values.keys() & harmless.keys():
-        if harmless[name] not in (..., values[name]):
+        ignored = harmless[name]
+        ignored = ignored if isinstance(ignored, tuple) else (ignored,)
+        if ... not in ignored and values[name] not in ignored:
             path = f"{section}.{name}"
             raise SettingsError(f"{path}={values[name]!r} is gone: {GONE[path]}; leave it out")
     return {name: value for name, value in values.items() if name not in harmless}

@@ -92,11 +92,7 @@ def compress(
         raise InputError("without a model an untrained one must learn: set settings.learn")
     _check_pair(model, vocab)
     # An untrained model has read no text that the changed one could be nearer to.
-    changed, used = (data, 0) if model is None else transforms.applied(data)
-    try:
-        tokens = to_tokens(changed, vocab)
-    except UnrestorableError:
-        tokens, used = to_tokens(data, vocab), 0
+    tokens, used = (to_tokens(data, None), 0) if model is None else _fewest_tokens(data, vocab)
     if len(tokens):
         coder = fresh_model() if model is None else model
         planned = plan(
@@ -250,6 +246,27 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
         f"the model's vocabulary ({vocab.kind}) cannot represent this file{problem}; a model of "
         "bytes compresses any file"
     )
+
+
+def _fewest_tokens(data: bytes, vocab: Vocab | None) -> tuple[Int32[np.ndarray, " n"], int]:
+    """Tokenize data, with the transforms if that makes no more symbols than without.
+
+    A model of bytes reads a tab as one symbol, and as many as four spaces.
+
+    Returns:
+        The symbols, and which transforms were applied, a bit for each.
+
+    Raises:
+        UnrestorableError: The vocabulary can represent neither.
+    """
+    found = []
+    for text, used in dict.fromkeys([transforms.applied(data), (data, 0)]):
+        try:
+            found.append((to_tokens(text, vocab), used))
+        except UnrestorableError:
+            if not (used or found):
+                raise
+    return min(found, key=lambda each: len(each[0]))
 
 
 def made_here(learning: Learning | None = None) -> str:

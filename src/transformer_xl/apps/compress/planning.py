@@ -72,7 +72,8 @@ def too_much(config: ModelConfig, coding: Coding, gigabytes: float) -> str | Non
     # Keys whose halves are offset are copies.
     layer += 2 * B * S * H * config.head_width * config.key_offset
     needed = _DOUBLE * (cached + layer + 4 * B * T * V)
-    needed += ngram_cache.BYTES * min(coding.n_tokens, coding.counted)
+    n_counted = min(coding.n_tokens, coding.counted)
+    needed += ngram_cache.BYTES * n_counted
     if coding.learning is not None:
         # Activations of all layers for the backward pass.
         states = N * B * S * D + N * B * T * (12 * D + 4 * config.d_inner)
@@ -81,8 +82,9 @@ def too_much(config: ModelConfig, coding: Coding, gigabytes: float) -> str | Non
         return None
     taken = needed / GIGABYTE
     return (
-        f"streams={B}, segment_len={T} and mem_len={M} take about "
-        f"{taken:{',.1f' if taken >= 1 else '.2g'}} GB of RAM, and ram={gigabytes:g} GB are allowed"
+        f"streams={B}, segment_len={T}, mem_len={M} and the counts of {n_counted:,} symbols take "
+        f"about {taken:{',.1f' if taken >= 1 else '.2g'}} GB of RAM, and ram={gigabytes:g} GB are "
+        "allowed"
     )
 
 
