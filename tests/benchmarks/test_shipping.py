@@ -42,6 +42,7 @@ def background(ship, **others):
         "version": 1,
         "command": "txl train toy",
         "sources": "none",
+        "text_sha256": "0123",
         "origin": ship.origin(about, "2000-01-02", "def"),
         **others,
     }

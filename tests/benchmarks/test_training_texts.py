@@ -78,6 +78,7 @@ def test_the_text_of_poems_is_written_whole_or_not_at_all(program, tmp_path, mon
         for n, x in enumerate("白日依山盡黃河入海流欲窮千里")
     ]
     of_song += [{"title": "海外", "paragraphs": [*lines(16), "海外有樓山，白日依山盡。"]}]
+    of_song += [{"title": "山樓重", "paragraphs": lines(n)} for n in range(14)]
     (folder / "poet.song.0.json").write_text(json.dumps(of_song))
     converter = SimpleNamespace(convert=lambda text: text.replace("樓", "楼"))
     monkeypatch.setitem(sys.modules, "opencc", SimpleNamespace(OpenCC=lambda _: converter))
@@ -107,7 +108,8 @@ def test_the_text_of_poems_is_written_whole_or_not_at_all(program, tmp_path, mon
     of_tang = {x for x in training if x.startswith("登樓")}
     assert len(of_tang) == 14 - 2
     assert {x for x in training if "楼" in x} == {x.replace("樓", "楼") for x in of_tang}
-    # A Song poem with a character of its own, and one with a line of a held-out poem, are not read.
+    # A Song poem with a character of its own, one with a line of a held-out poem, and those that are
+    # Tang poems, too, are not read.
     assert "外" not in parts["train"]
     assert sum(x.startswith("山樓") for x in training) == 14 - 2
 
@@ -154,7 +156,7 @@ def book(tmp_path):
     folder = tmp_path / "book" / "src" / "epub"
     (folder / "text").mkdir(parents=True)
     (folder / "content.opf").write_text(PACKAGE)
-    (folder / "text" / "chapter-1.xhtml").write_text(XHTML)
+    (folder / "text" / "chapter-1.xhtml").write_text(XHTML, encoding="utf-8")
     return tmp_path / "book"
 
 
@@ -202,7 +204,7 @@ def play(folder, name, *rows):
     cells = "".join(f"<tr><td>{who}</td><td>{what}</td></tr>" for who, what in rows)
     namespaces = 'xmlns="http://www.w3.org/1999/xhtml" xmlns:epub="http://www.idpf.org/2007/ops"'
     page = f"<html {namespaces}><body><table>{cells}</table></body></html>"
-    (text / "act-1.xhtml").write_text(page)
+    (text / "act-1.xhtml").write_text(page, encoding="utf-8")
 
 
 def test_plays_are_written_in_the_form_of_tiny_shakespeare(program, tmp_path, monkeypatch, capsys):
@@ -241,10 +243,17 @@ def test_plays_are_written_in_the_form_of_tiny_shakespeare(program, tmp_path, mo
         "Nurse:\nI have heard it all.\n\n"
         f"PARIS AND JULIET:\n{'word ' * 10}word\n{'word ' * 8}word\n\n"
     )
-    (plays / "two" / "src" / "epub").rename(tmp_path / "elsewhere")
     with pytest.raises(SystemExit):
         shakespeare.main()
+    assert "train.txt exists; --force overwrites it" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--force"])
-    with pytest.raises(SystemExit):
-        shakespeare.main()
-    assert "two is missing: clone it" in capsys.readouterr().err
+    text = plays / "two" / "src" / "epub" / "text"
+    for move, problem in (
+        ((text / "act-1.xhtml", tmp_path / "act"), "two has no speeches"),
+        ((text, tmp_path / "text"), "two has no speeches"),
+        ((text.parent, tmp_path / "epub"), "two is missing: clone it"),
+    ):
+        move[0].rename(move[1])
+        with pytest.raises(SystemExit):
+            shakespeare.main()
+        assert problem in capsys.readouterr().err

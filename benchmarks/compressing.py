@@ -1,8 +1,8 @@
 """How small files become, beside xz -9e: prose, code, and files of a dozen kinds.
 
     git clone https://github.com/google/snappy
-    python benchmarks/compression.py --canterbury snappy/testdata --json compression.json
-    python benchmarks/compression.py --canterbury snappy/testdata --learn
+    python benchmarks/compressing.py --canterbury snappy/testdata --json compressing.json
+    python benchmarks/compressing.py --canterbury snappy/testdata --learn
 
 * Four texts of the Canterbury corpus, in bits per byte: alice29, asyoulik, lcet10, plrabn12.
 * Three files of networkx, which `python-code` has not read, as a share of what xz makes of them.
