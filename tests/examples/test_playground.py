@@ -10,7 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transformer_xl import ModelConfig, TransformerXL, from_pretrained, shipped_path
+from transformer_xl import (
+    ModelConfig,
+    Sampling,
+    TransformerXL,
+    from_pretrained,
+    generate,
+    shipped_path,
+)
+from transformer_xl.config.recipes import generation_of
 from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.model import Decoder, Lengths
 
@@ -32,15 +40,36 @@ console.log(JSON.stringify(read.map(({ logits, looked }) => [[...logits], [...lo
 """
 """Prints, for each token, the logits of the next one and what it looked at."""
 
-pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+DRAW = """
+const { Model, draw, randomNumbers } = require(process.argv[1]);
+const [logits, temperature, seed, n] = JSON.parse(process.argv[2]);
+const random = randomNumbers(seed);
+const drawn = Array.from({ length: n }, () => draw(new Float32Array(logits), temperature, random));
+console.log(JSON.stringify(drawn));
+"""
+"""Prints drawn tokens."""
+ENCODE = """
+const { Model } = require(process.argv[1]);
+const [symbols, text] = JSON.parse(process.argv[2]);
+const { tokens, unknown } = Model.prototype.encode.call(
+  { tokens: new Map(symbols.map((symbol, token) => [symbol, token])) }, text);
+console.log(JSON.stringify([tokens, unknown]));
+"""
+"""Prints the tokens of a text, and its unknown characters."""
+
+
+def printed(program, values, script=None):
+    """Return what a program prints, given values."""
+    if shutil.which("node") is None:
+        pytest.skip("needs node")
+    words = "node", "-e", program, str(ENGINE), json.dumps(values)
+    done = subprocess.run(words, input=script, capture_output=True, encoding="utf-8", check=True)
+    return json.loads(done.stdout)
 
 
 def read_by_javascript(folder, tokens, mem_len):
     """Return what READ prints for the model of a folder."""
-    words = "node", "-e", READ, str(ENGINE), json.dumps(["model", tokens, mem_len])
-    script = playground.script_of(folder, "model")
-    done = subprocess.run(words, input=script, capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    return printed(READ, ["model", tokens, mem_len], playground.script_of(folder, "model"))
 
 
 def with_rounded_weights(folder, copied):
@@ -77,6 +106,39 @@ def test_shipped_models_predict_as_in_python(name, tmp_path):
     model = with_rounded_weights(shipped_path(name), tmp_path / "rounded")
     for mem_len in (0, 32, model.config.mem_len):
         require_same(shipped_path(name), model, tokens, mem_len)
+
+
+@pytest.mark.parametrize("name", playground.MODELS)
+def test_eight_bits_change_the_loss_by_less_than_a_thousandth(name, tmp_path):
+    model, vocab = from_pretrained(shipped_path(name))
+    rounded = with_rounded_weights(shipped_path(name), tmp_path / "rounded")
+    sampling = Sampling(**generation_of(name).sampling)
+    start = vocab.encode(generation_of(name).prompt)
+    tokens = [*start, *generate(model, start, sampling, length=400, seed=1)]
+    exact, found = (
+        -sum(
+            p[next_].item() for p, next_ in zip(log_probs(x, tokens, 128), tokens[1:], strict=False)
+        )
+        for x in (model, rounded)
+    )
+    assert found == pytest.approx(exact, rel=1e-3)
+    assert found != exact
+
+
+def test_tokens_are_drawn_by_their_probabilities_and_the_seed_alone():
+    logits, n = [0.0, 1.0, -1.0], 20_000
+    drawn = printed(DRAW, [logits, 0.5, 1, n])
+    expected = (torch.tensor(logits) / 0.5).softmax(0)
+    for token, p in enumerate(expected.tolist()):
+        assert drawn.count(token) / n == pytest.approx(p, abs=4 * (p * (1 - p) / n) ** 0.5)
+    assert printed(DRAW, [logits, 0.5, 1, n]) == drawn
+    assert printed(DRAW, [logits, 0.5, 2, n]) != drawn
+
+
+def test_unknown_characters_are_named_once_and_left_out():
+    symbols = ["a", "\n", "春"]
+    assert printed(ENCODE, [symbols, "a春xy\nx😀"]) == [[0, 2, 1], ["x", "y", "😀"]]
+    assert printed(ENCODE, [symbols, ""]) == [[], []]
 
 
 @pytest.mark.parametrize("name", playground.MODELS)

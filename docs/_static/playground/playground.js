@@ -5,12 +5,12 @@
   const BASE = new URL(".", document.currentScript.src).href;
   const LENGTH = 400;
   const MODELS = {
-    shakespeare: { prompt: "ROMEO:\n", temperature: 0.8 },
-    "tang-poems": { prompt: "春日登樓\n", temperature: 0.8 },
+    shakespeare: { language: "en", prompt: "ROMEO:\n", temperature: 0.8 },
+    "tang-poems": { language: "zh", prompt: "春日登楼\n", temperature: 0.8 },
   };
   const TEXTS = {
     en: {
-      model: "Model", prompt: "Beginning", memory: "Memory, characters", temperature: "Temperature",
+      form: "Playground", model: "Model", prompt: "Beginning", memory: "Memory, characters", temperature: "Temperature",
       seed: "Seed", write: "Write", stop: "Stop", loading: "Loading the model …",
       shakespeare: "Shakespeare", "tang-poems": "Tang poems",
       hint: "The darker a character, the less the model expected it. Choose one to see which characters the model looked at when it predicted it.",
@@ -19,7 +19,7 @@
       output: "The text; the arrow keys choose a character",
     },
     zh: {
-      model: "模型", prompt: "开头", memory: "记忆长度（字）", temperature: "温度",
+      form: "试用", model: "模型", prompt: "开头", memory: "记忆长度（字）", temperature: "温度",
       seed: "随机种子", write: "写作", stop: "停止", loading: "正在加载模型……",
       shakespeare: "莎士比亚（英文）", "tang-poems": "唐诗",
       hint: "颜色越深，模型越没有预料到这个字。点选一个字，可以看到模型预测它时注意了哪些字。",
@@ -67,19 +67,19 @@
     const memory = element("input", { type: "range", min: 0, max: 2, step: 1, value: 2, name: "memory" });
     const length = element("output");
     const temperature = element("input", { type: "number", min: 0.1, max: 2, step: "any", name: "temperature" });
-    const seed = element("input", { type: "number", min: 0, step: 1, value: 1, name: "seed" });
+    const seed = element("input", { type: "number", min: 0, max: 2 ** 32 - 1, step: 1, value: 1, name: "seed" });
     const button = element("button", { type: "submit", textContent: texts.write });
     const output = element("div", { className: "text", ariaLabel: texts.output });
     const status = element("p", { className: "status", textContent: texts.hint });
     status.setAttribute("role", "status");
     const form = element(
-      "form", {}, field(texts.model, model), field(texts.prompt, prompt),
+      "form", { ariaLabel: texts.form }, field(texts.model, model), field(texts.prompt, prompt),
       field(texts.memory, element("span", { className: "memory" }, memory, length)),
       field(texts.temperature, temperature), field(texts.seed, seed), button,
     );
     root.append(form, output, status);
 
-    let run = 0, isWriting = false, config = null, marked = [];
+    let run = 0, isWriting = false, hasTold = false, config = null, marked = [];
     const view = new TokenView(output, { onchoose: tell });
 
     const memLen = () => [0, 32, config?.mem_len ?? 128][Number(memory.value)];
@@ -88,13 +88,17 @@
     function defaults() {
       prompt.value = MODELS[model.value].prompt;
       temperature.value = MODELS[model.value].temperature;
+      output.lang = MODELS[model.value].language;
     }
 
     /** Mark what the model looked at before a chosen token, and say how much it was surprised. */
     function tell(token, { tokens, chosen, following }) {
       for (const { span } of marked) span.style.removeProperty("--looked");
       marked = [];
-      if (!token || following || token.loss === null) return;
+      const isChosen = !following && token && token.loss !== null;
+      if (isChosen || hasTold) status.textContent = texts.hint;
+      hasTold = isChosen;
+      if (!isChosen) return;
       const { looked } = token, most = Math.max(...looked);
       marked = tokens.slice(Math.max(chosen - looked.length, 0), chosen);
       marked.forEach(({ span }, j) => {
@@ -111,6 +115,7 @@
     }
 
     async function write() {
+      if (!form.reportValidity()) return;
       const own = ++run;
       isWriting = true;
       button.textContent = texts.stop;

@@ -105,7 +105,7 @@ class NGramCache:
         return p
 
     def distribution(self, p: Float[np.ndarray, " V"], stream: int = 0) -> Float[np.ndarray, " V"]:
-        """Return what :meth:`read` would return for each token, given the model's probabilities.
+        """Return what :meth:`read` would return for each token, without counts of another text.
 
         Nothing is counted. With the same text before, the result is the same to the last bit
         wherever numbers are those of IEEE 754.
