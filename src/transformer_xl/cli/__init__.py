@@ -17,7 +17,11 @@ from transformer_xl.errors import SettingsError
 _DESCRIPTION = """\
 Transformer-XL: train, evaluate and serve a language model with a memory.
 
-txl COMMAND --help describes a command. To start: txl train demo --out runs/demo
+txl COMMAND --help describes a command.
+
+To write with a model that comes with the package: txl generate shakespeare --prompt ROMEO:
+
+To train one: txl train demo --out runs/demo
 
 exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted by Ctrl-C
 
