@@ -108,8 +108,8 @@ def test_the_text_of_poems_is_written_whole_or_not_at_all(program, tmp_path, mon
     of_tang = {x for x in training if x.startswith("登樓")}
     assert len(of_tang) == 14 - 2
     assert {x for x in training if "楼" in x} == {x.replace("樓", "楼") for x in of_tang}
-    # Song poems with a character of its own, with a line of a held-out poem, or that are Tang poems,
-    # too, are not read.
+    # Song poems with a character of their own, with a line of a held-out poem, or that are Tang
+    # poems, too, are not read.
     assert "外" not in parts["train"]
     assert sum(x.startswith("山樓") for x in training) == 14 - 2
 

@@ -100,8 +100,8 @@ _WITHOUT_EFFECT: dict[str, dict[str, object]] = {
         "typical_p": 1,
     },
 }
-"""Stored values that are ignored (``...``: any; a tuple: each of them): those that changed no result,
-or were the default."""
+"""Stored values that are ignored: those that changed no result, or were the default (``...``: any;
+a tuple: each of them)."""
 
 
 def without_gone(values: Mapping[str, object], section: str) -> dict[str, object]:
