@@ -30,7 +30,8 @@ async function visit(browser, [file, width, height, name]) {
   await page.goto(`file://${path.resolve(site, file)}`);
   await written(12);
   const first = Date.now() - started;
-  await written(300);
+  // While it writes, the text moves.
+  await page.waitForFunction(() => !/Stop|停止/.test(document.querySelector(".playground button").textContent));
   await page.click(`${SPANS}:nth-child(60)`);
   assert.match(await status(), /59/, "a chosen character says how many it looked at");
   if (pictures) await page.screenshot({ path: path.join(pictures, `${name}.png`) });

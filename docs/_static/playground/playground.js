@@ -6,7 +6,7 @@
   const LENGTH = 400;
   const MODELS = {
     shakespeare: { language: "en", prompt: "ROMEO:\n", temperature: 0.8 },
-    "tang-poems": { language: "zh", prompt: "春日登楼\n", temperature: 0.8 },
+    "tang-poems": { language: "zh", prompt: "春日登高\n", temperature: 0.8 },
   };
   const TEXTS = {
     en: {
