@@ -74,7 +74,7 @@ def test_without_a_model_that_fits_xz_is_used_and_that_is_said(
     said: list[str] = []
     small = Settings(ram=0.002)
     assert compress_best(drawn(TOY), small, say=said.append)[0].model == "toy-1"
-    too_large = "wide-1 is left out: streams=1, segment_len=64 and mem_len="
+    too_large = "wide-1 is left out: streams=1, segment_len=64, mem_len="
     assert said[0].startswith(too_large)
     said.clear()
     found, choice = compress_best(b"\xff\xfe", small, say=said.append)

@@ -86,7 +86,7 @@ def test_what_is_generated_counts_as_what_is_read(tiny_config, kind):
     session = Session(made(tiny_config, **KINDS[kind]).double(), BYTES, seed=2)
     session.write(TEXT)
     reader = session.fork()
-    reader.write([*session._drawn(40, Sampler(None, 256, BYTES), None)])
+    reader.write([*session._drawn(40, Sampler(None, 256), None)])
     assert session.score(TEXT) == pytest.approx(reader.score(TEXT), abs=1e-10)
 
 
