@@ -13,7 +13,6 @@ not the measured one, and a checkout with uncommitted changes, but for --dirty.
 
 import argparse
 import json
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -46,8 +45,7 @@ SOURCES_FILE = "sources.md"
 """Stands beside the training text of python_code.py; the card has its content."""
 MAY_DIFFER = (
     *("eval.", "generate.", "data.path", "data.valid_path", "data.test_path", "data.cache_dir"),
-    # The card has the command of the training, which says how long it was.
-    *("data.workers", "data.verify", "train.minutes"),
+    *("data.workers", "data.verify"),
     # Set from the corpus.
     *("model.vocab_size:", "model.reset_at:"),
 )
@@ -131,27 +129,6 @@ def require_committed() -> None:
     )
 
 
-def shown_command(command: str) -> str:
-    """Return the command of a training without paths of one machine.
-
-    Those in this checkout become relative to it, of others the last name is left.
-    """
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        # Earlier versions did not quote.
-        words = command.split()
-    name = Path(words[0]).name
-    shown = ["txl" if name == "__main__.py" else name]
-    for word in words[1:]:
-        option, sign, value = word.partition("=") if word.startswith("-") else ("", "", word)
-        if (path := Path(value)).is_absolute():
-            inside = path.is_relative_to(ROOT)
-            value = path.relative_to(ROOT).as_posix() if inside else path.name
-        shown.append(option + sign + value)
-    return shlex.join(shown)
-
-
 def origin(about: Figures, today: str, revision: str) -> str:
     """Return the sentence about revision and date: of training, or where unknown of measuring."""
     torch = about["packages"]["torch"]
@@ -172,7 +149,6 @@ def background(name: str, run: Path, recipe: Config) -> Figures:
     about = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     state = RunFolder(run).last_state()
     found = {x: about[x] for x in ("processor", "threads", "python")} | {
-        "command": shown_command(about["command"]),
         "origin": origin(about, date.today().isoformat(), commit()),
         "steps": state["step"],
         "hours": state["seconds"] / 3600,
