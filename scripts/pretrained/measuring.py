@@ -1,5 +1,6 @@
 """What is measured of the models that come with the package, beside the loss."""
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from compressing import UNSEEN  # noqa: E402
+from stutter import PROMPTS, measured  # noqa: E402
 from tang_poems import POEM_END, is_in_form  # noqa: E402
 from writing import TrainingText  # noqa: E402
 from writing_rows import writing_rows  # noqa: E402
@@ -46,22 +48,23 @@ def _txl(*words: str | Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-SHORT = ("--prompt_tokens", "3", "--prompts", "100", "--length", "200")
-"""Options of writing.py for texts after prompts of three tokens."""
-
-
 def _written(folder: Path, corpus: Corpus, *words: str) -> Figures:
     real, own = writing_rows(folder, corpus, *words, with_training=True)
     return {f"real_{name}": x for name, x in real.items()} | own
 
 
-def _written_fully(folder: Path, corpus: Corpus, *words: str) -> Figures:
-    """Measure texts also with the memory carried on, and after prompts of three tokens."""
-    found = _written(folder, corpus, *words)
-    real_short, short = writing_rows(folder, corpus, *words, *SHORT)
-    _, carried = writing_rows(folder, corpus, *words, "--carried")
-    rows = {"carried_": carried, "real_short_": real_short, "short_": short}
-    return found | {prefix + name: x for prefix, row in rows.items() for name, x in row.items()}
+def _after_prompts(folder: Path, corpus: Corpus) -> Figures:
+    """Measure texts after prompts with stutter.py: with the preface, without, and real text."""
+    name = folder.name.rpartition("-")[0]
+    with tempfile.TemporaryDirectory() as temporary:
+        real = Path(temporary) / "real.txt"
+        real.write_bytes(corpus.raw(corpus.held_out))
+        given = argparse.Namespace(
+            seeds=10, length=600, set=[], real=real, python=name == "python-code"
+        )
+        found = measured(str(folder), PROMPTS[name], given)
+    rows = {"": found["with"], "without_": found["without"], "real_": found["real"]}
+    return {prefix + x: value for prefix, row in rows.items() for x, value in row.items()}
 
 
 def compressed(folder: Path, *words: str) -> float:
@@ -79,12 +82,15 @@ def compressed(folder: Path, *words: str) -> float:
     return own / xz
 
 
+def _english(folder: Path, corpus: Corpus) -> Figures:
+    real, own = writing_rows(folder, corpus, with_training=True)
+    copied = {"copied": own["copied"], "real_copied": real["copied"]}
+    return copied | _after_prompts(folder, corpus)
+
+
 def _python(folder: Path, corpus: Corpus) -> Figures:
-    ratios = {
-        "xz_ratio": compressed(folder),
-        "xz_ratio_longer": compressed(folder, "--streams", "1", "--mem_len", "1024"),
-    }
-    return _written_fully(folder, corpus, "--python") | ratios
+    ratios = {"xz_ratio": compressed(folder), "xz_ratio_learned": compressed(folder, "--learn")}
+    return _english(folder, corpus) | ratios
 
 
 def _copied(corpus: Corpus, texts: Iterable[str], prefix: str = "") -> Figures:
@@ -142,15 +148,17 @@ def _chorales(folder: Path, corpus: Corpus) -> Figures:
     )
 
 
-_REPETITION = ("repeated_4grams", "adjacent_equal", "longest_repeat", "most_repeated")
-_WRITING = tuple(row + name for row in ("", "real_") for name in (*_REPETITION, "copied"))
-_MORE = tuple(row + x for row in ("carried_", "short_", "real_short_") for x in _REPETITION)
-_PYTHON = (*_WRITING, *_MORE, "parses", "real_parses", "xz_ratio", "xz_ratio_longer")
+_WRITING = tuple(
+    row + x for row in ("", "real_") for x in ("repeated_4grams", "adjacent_equal", "copied")
+)
+_PROMPTED = tuple(row + x for row in ("", "without_", "real_") for x in ("stutter", *_WRITING[:2]))
+_ENGLISH = (*_PROMPTED, "copied", "real_copied")
+_PYTHON = (*_ENGLISH, "parses", "without_parses", "xz_ratio", "xz_ratio_learned")
 _CHORDS = ("median_chord", "most_chord", "real_median_chord", "real_most_chord")
 
 MEASURED: Mapping[str, Measurement] = {
     "python-code": Measurement(_python, _PYTHON),
-    "english": Measurement(_written_fully, (*_WRITING, *_MORE)),
+    "english": Measurement(_english, _ENGLISH),
     "shakespeare": Measurement(_written, _WRITING),
     "tang-poems": Measurement(
         _poems, ("training_poems", "held_out_poems", "symbols", "in_form", "copied")

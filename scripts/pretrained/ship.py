@@ -2,10 +2,11 @@
 
     python scripts/pretrained/ship.py python-code 1
 
-It reads the run runs/pretrained/NAME/run and its corpus, rounds the weights to bfloat16, and
-measures those: the loss on the test text, and what measuring.py has for this model. The card is
-scripts/pretrained/cards/NAME.md with the figures in their places; between the two lines of +++
-stands the card for programs. shipping.py writes the folder.
+It reads the run runs/pretrained/NAME/run and its corpus, chooses the memory that is best on the
+validation text, adds the preface prefaces/NAME.txt where there is one, and rounds the weights to
+bfloat16. Of those it measures the loss on the test text, and what measuring.py has for this model.
+The card is scripts/pretrained/cards/NAME.md with the figures in their places; between the two lines
+of +++ stands the card for programs. shipping.py writes the folder.
 
 Refused are a run that has not ended, one of another recipe than the repository's, one whose loss is
 not the measured one, and a checkout with uncommitted changes, but for --dirty.
@@ -16,7 +17,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,14 @@ from transformer_xl.config.checks import require  # noqa: E402
 from transformer_xl.config.files import checksum  # noqa: E402
 from transformer_xl.config.recipes import load_recipe  # noqa: E402
 from transformer_xl.config.shipped import CARD_FILE, TEXT_FILE  # noqa: E402
-from transformer_xl.data import prepare  # noqa: E402
-from transformer_xl.inference.evaluate.measuring import evaluate_by  # noqa: E402
-from transformer_xl.inference.generate import from_pretrained  # noqa: E402
+from transformer_xl.data import Corpus, prepare  # noqa: E402
+from transformer_xl.inference.evaluate import Result, evaluate_by  # noqa: E402
+from transformer_xl.model import LanguageModel, load_model  # noqa: E402
 from transformer_xl.train import RunFolder  # noqa: E402
 from transformer_xl.train.checkpoint.run_folder import RECIPE_FILE, RESULTS_FILE  # noqa: E402
 
 RECIPES = ROOT / "src" / "transformer_xl" / "config" / "recipes"
-CARDS = Path(__file__).parent / "cards"
+CARDS, PREFACES = (Path(__file__).parent / x for x in ("cards", "prefaces"))
 SOURCES_FILE = "sources.md"
 """Stands beside the training text of python_code.py; the card has its content."""
 MAY_DIFFER = (
@@ -94,7 +95,8 @@ def require_same_loss(found: Figures, results: Figures) -> None:
     Raises:
         ValueError: They have another one, or the evaluations cannot be compared.
     """
-    stored = results["test"]
+    rows = {row["mem_len"]: row for row in results["memory_curve"]}
+    stored = rows.get(found["mem_len"], results["test"])
     other = [
         f"{name}={stored.get(name)} there, {found[name]} here"
         for name in SAME
@@ -161,24 +163,47 @@ def background(name: str, run: Path, recipe: Config) -> Figures:
     return found
 
 
-def losses(folder: Path, recipe: Config) -> Figures:
-    """Evaluate a model on the held-out text, and count its parameters."""
-    corpus = prepare(recipe.data)
-    split = corpus.held_out
-    model, vocab = from_pretrained(folder)
-    result = evaluate_by(
+def evaluated(model: LanguageModel, recipe: Config, corpus: Corpus, split: str) -> Result:
+    """Evaluate a model on a text of the corpus, as the recipe says."""
+    return evaluate_by(
         recipe.eval,
         model,
         corpus.split(split),
-        vocab=vocab,
+        vocab=corpus.vocab,
         n_bytes=corpus.n_bytes(split),
         segment_len=recipe.train.segment_len,
     )
+
+
+def best_memory(run: Path, recipe: Config, corpus: Corpus) -> int:
+    """Return the memory, of those that the recipe compares, that is best on the validation text."""
+    model, found = load_model(run), {}
+    for mem_len in recipe.eval.mem_lens:
+        settings = replace(recipe, eval=replace(recipe.eval, mem_len=mem_len))
+        found[mem_len] = evaluated(model, settings, corpus, "valid").nll
+        print(f"memory {mem_len}: {found[mem_len]:.4f} nats per token of the validation text")
+    return min(found, key=found.__getitem__, default=model.config.mem_len)
+
+
+def losses(folder: Path, recipe: Config, corpus: Corpus) -> Figures:
+    """Evaluate a model on the held-out text, and count its parameters."""
+    model, split = load_model(folder), corpus.held_out
+    result = asdict(evaluated(model, recipe, corpus, split))
     n_parameters = sum(x.numel() for x in model.parameters())
-    return {**asdict(result), "split": split, "parameters": n_parameters}
+    n_preface = len(model.preface)
+    return {**result, "split": split, "parameters": n_parameters, "n_preface": n_preface}
 
 
-LOSSES = ("nll", "ppl", "bits_per_token", "bpc", "bits_per_byte", "mem_len", "parameters")
+LOSSES = (
+    "nll",
+    "ppl",
+    "bits_per_token",
+    "bpc",
+    "bits_per_byte",
+    "mem_len",
+    "parameters",
+    "n_preface",
+)
 """Numbers of :func:`losses` that a card may have."""
 
 
@@ -229,16 +254,18 @@ def shipped(name: str, version: int, run: Path | None = None, *, is_dirty: bool 
     results = results_of(run)
     if not is_dirty:
         require_committed()
-    measurement = MEASURED[name]
+    measurement, corpus = MEASURED[name], prepare(settings.data)
+    preface = PREFACES / f"{name}.txt"
+    text = preface.read_text(encoding="utf-8") if preface.is_file() else ""
     known: dict[str, Any] = {"version": version, **background(name, run, settings)}
     # So that a mistake in the card is found before anything is measured.
     card(name, known | dict.fromkeys((*LOSSES, *measurement.names), 0))
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / target.name
-        write_rounded(run, folder, recipe)
-        found = known | losses(folder, settings)
+        write_rounded(run, folder, recipe, best_memory(run, settings, corpus), text)
+        found = known | losses(folder, settings, corpus)
         require_same_loss(found, results)
-        found |= measurement.measure(folder, prepare(settings.data))
+        found |= measurement.measure(folder, corpus)
         print(json.dumps(found, indent=1))
         for file, content in zip((CARD_FILE, TEXT_FILE), card(name, found), strict=True):
             (folder / file).write_text(content, encoding="utf-8")

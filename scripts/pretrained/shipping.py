@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from safetensors import safe_open
@@ -112,11 +113,24 @@ def require_own_package() -> None:
     )
 
 
-def write_rounded(run: Path, folder: Path, recipe: Path | None = None) -> None:
+def write_rounded(
+    run: Path,
+    folder: Path,
+    recipe: Path | None = None,
+    mem_len: int | None = None,
+    preface: str = "",
+) -> None:
     """Write the best model of a run in bfloat16, with its vocabulary and its recipe.
 
+    Args:
+        run: The run, or a model folder.
+        folder: Where it is written.
+        recipe: The recipe. None: that of the run.
+        mem_len: The memory of the model. None: that of the run.
+        preface: The text that is read before a text is generated.
+
     Raises:
-        ValueError: There is no recipe.
+        ValueError: There is no recipe, or the preface does not fit into the memory.
     """
     source = ModelFolder.find(run)
     config = source.read_config()
@@ -125,10 +139,18 @@ def write_rounded(run: Path, folder: Path, recipe: Path | None = None) -> None:
     if settings is None:
         raise ValueError(f"{run} has no recipe.toml: give --recipe")
     # transformers would load weights in the precision of the file.
-    in_float32 = {"transformers": {"dtype": "float32"}}
+    about: dict[str, object] = {"transformers": {"dtype": "float32"}}
+    config, vocab = replace(config, mem_len=mem_len or config.mem_len), load_vocab(source.path)
+    if tokens := vocab.encode(preface):
+        require(
+            len(tokens) < config.mem_len,
+            f"{len(tokens)} tokens of a preface, mem_len={config.mem_len}: it must fit into the "
+            "memory: else sessions, which read token by token, write other texts; shorten it",
+        )
+        about["preface"] = tokens
     rounded = {x: y.bfloat16() for x, y in weights.items()}
-    ModelFolder(folder).write(config, rounded, in_float32)
-    load_vocab(source.path).save(folder)
+    ModelFolder(folder).write(config, rounded, about)
+    vocab.save(folder)
     (folder / "recipe.toml").write_text(settings.to_toml(), encoding="utf-8")
 
 

@@ -51,7 +51,7 @@ def test_each_card_has_places_for_what_is_measured(ship):
     for name in ("chorales", "english", "python-code", "shakespeare", "tang-poems"):
         measured = dict.fromkeys((*ship.LOSSES, *ship.MEASURED[name].names), 0.5)
         integers = dict.fromkeys(("training_poems", "held_out_poems", "symbols"), 2)
-        integers |= {"parameters": 10, "mem_len": 8}
+        integers |= {"parameters": 10, "mem_len": 8, "n_preface": 3}
         head, text = ship.card(name, background(ship, **measured | integers))
         assert "{" not in head + text, name
         assert f"txl train {name} --out runs/pretrained/{name}/run\n" in text, name
@@ -92,8 +92,8 @@ def chorales(ship, tmp_path, monkeypatch, trained, one_thread):
 
 
 def without_path(write_rounded, folder):
-    def write(run, target, recipe):
-        write_rounded(run, target, recipe)
+    def write(run, target, *others):
+        write_rounded(run, target, *others)
         config = load_recipe(target / "recipe.toml")
         config = replace(config, data=replace(config.data, path="text.json"))
         (target / "recipe.toml").write_text(config.to_toml())
@@ -148,10 +148,11 @@ def test_a_loss_that_is_not_that_of_the_run_is_refused(ship, chorales):
     path = chorales / "results.json"
     results = json.loads(path.read_text())
     test = results["test"]
-    path.write_text(json.dumps(results | {"test": test | {"nll": test["nll"] * 1.02}}))
+    changed = {"memory_curve": [test | {"nll": test["nll"] * 1.02}]}
+    path.write_text(json.dumps(results | changed))
     with pytest.raises(ValueError, match=r"the loss is .* rounding to bfloat16 changes it"):
         ship.shipped("chorales", 1, chorales, is_dirty=True)
-    path.write_text(json.dumps(results | {"test": test | {"tokens": 3}}))
+    path.write_text(json.dumps(results | {"memory_curve": [test | {"tokens": 3}]}))
     with pytest.raises(ValueError, match=r"another evaluation: tokens=3 there, .* here\."):
         ship.shipped("chorales", 1, chorales, is_dirty=True)
     assert not files.SHIPPED.exists()
