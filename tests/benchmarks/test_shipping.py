@@ -41,6 +41,7 @@ def background(ship, **others):
         "hours": 0.5,
         "version": 1,
         "sources": "none",
+        "second": "--train.lr 0.1",
         "text_sha256": "0123",
         "origin": ship.origin(about, "2000-01-02", "def"),
         **others,
@@ -54,7 +55,7 @@ def test_each_card_has_places_for_what_is_measured(ship):
         integers |= {"parameters": 10, "mem_len": 8, "n_preface": 3}
         head, text = ship.card(name, background(ship, **measured | integers))
         assert "{" not in head + text, name
-        assert f"txl train {name} --out runs/pretrained/{name}/run\n" in text, name
+        assert f"txl train {name} --out runs/pretrained/{name}/run" in text, name
         assert f"ship.py {name} 1" in text, name
         assert "Trained with revision abc of this repository, on 2000-01-01" in text, name
         assert tomllib.loads(head).keys() == {"summary", "data", "licence", "metrics"}
