@@ -22,7 +22,7 @@ class Models(PrintsResult):
     """List the models that come with the package, or show the card of one.
 
     Whatever takes a model folder takes the name of such a model, without a version or with one, as
-    in python-code-1. A model folder or run folder of that name comes first.
+    in python-code-2. A model folder or run folder of that name comes first.
 
     Examples:
       txl models
@@ -31,7 +31,7 @@ class Models(PrintsResult):
     """
 
     name: Annotated[str, tyro.conf.Positional] = ""
-    """The model to show, as python-code or python-code-1."""
+    """The model to show, as python-code or python-code-2."""
 
     def run(self) -> None:
         """Print the list of models, or the card of one."""

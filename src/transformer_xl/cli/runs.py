@@ -137,7 +137,7 @@ class Train(FittedRecipe):
     recipe for two CPU cores that suits its size. A model or run folder in place of a recipe is
     fine-tuned: its architecture, vocabulary and weights are used, and --data.path gives the text;
     without it, a run is trained on with its own. So is a model by its name; a recipe of the same
-    name comes first, and python-code-1, with the version, is always the model.
+    name comes first, and python-code-2, with the version, is always the model.
 
     Examples:
       txl train mine.txt
@@ -145,7 +145,7 @@ class Train(FittedRecipe):
       txl train shakespeare-char-cpu --out runs/bard --train.seed 2
       txl train mine.toml --out runs/mine --model.mem_len 256 --data.path corpus/
       txl train models/wt103 --out runs/mine --data.path corpus/ --train.steps 2000
-      txl train python-code-1 --out runs/mine --data.path project/ --train.steps 200
+      txl train python-code-2 --out runs/mine --data.path project/ --train.steps 200
     """
 
     recipe: Recipe

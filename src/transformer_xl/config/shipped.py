@@ -38,7 +38,7 @@ class ShippedModel:
 
     @property
     def full_name(self) -> str:
-        """The name with the version, as in ``python-code-1``."""
+        """The name with the version, as in ``python-code-2``."""
         return f"{self.name}-{self.version}"
 
     @property
@@ -112,7 +112,7 @@ class ShippedModel:
 
     @classmethod
     def find(cls, name: str) -> "ShippedModel | None":
-        """Return the shipped model of a name, as ``python-code`` or ``python-code-1``, if any.
+        """Return the shipped model of a name, as ``python-code`` or ``python-code-2``, if any.
 
         A name without a version is that of the newest one.
         """
@@ -170,13 +170,13 @@ def shipped_path(name: str) -> Path:
     It belongs to the installed package: nothing may be written there.
 
     Args:
-        name: The name of the model, as ``python-code``, or with a version, as ``python-code-1``.
+        name: The name of the model, as ``python-code``, or with a version, as ``python-code-2``.
 
     Raises:
         InputError: No shipped model has this name.
 
     Example:
         >>> shipped_path("shakespeare").name
-        'shakespeare-1'
+        'shakespeare-2'
     """
     return ShippedModel.named(name).folder
