@@ -59,9 +59,16 @@ SECOND: Mapping[str, Mapping[str, Any]] = {
         "lr": 1.5e-3,
         "muon_lr": 5e-3,
         "cooldown_fraction": 0.9,
-    }
+    },
+    "tang-poems": {
+        "minutes": 60.0,
+        "stages": ((0.0, 128, 128),),
+        "lr": 2.5e-3,
+        "muon_lr": 0.01,
+        "cooldown_fraction": 0.9,
+    },
 }
-"""Settings of a second training, which begins with the weights of the first."""
+"""Settings of each further training, which begins with the weights of the one before."""
 OF_SECOND = ("data.tokenizer", "data.vocab_size", "train.init_from")
 """What it also has of the first."""
 MOST_ROUNDING = 0.002
@@ -191,7 +198,8 @@ def background(name: str, run: Path, recipe: Config) -> Figures:
         "second": options(SECOND.get(name, {})),
     }
     if name != "chorales":
-        texts = [checksum(Path(str(recipe_in(x).data.path))) for x in runs]
+        # Further trainings have one text.
+        texts = dict.fromkeys(checksum(Path(str(recipe_in(x).data.path))) for x in runs)
         found["text_sha256"] = ", that of the second training ".join(texts)
     if name == "python-code":
         path = Path(str(recipe.data.path)).parent / SOURCES_FILE
@@ -286,10 +294,10 @@ def shipped(name: str, version: int, run: Path | None = None, *, is_dirty: bool 
     target = new_target(name, version)
     run = run or ROOT / "runs" / "pretrained" / name / "run"
     recipe = RECIPES / f"{name}.toml"
-    *first, last = trainings(run)
-    for earlier in first:
-        require_same_recipe(earlier, recipe)
-    settings = require_same_recipe(last, recipe, SECOND.get(name))
+    first, *further = trainings(run)
+    settings = require_same_recipe(first, recipe)
+    for each in further:
+        settings = require_same_recipe(each, recipe, SECOND.get(name))
     results = results_of(run)
     if not is_dirty:
         require_committed()

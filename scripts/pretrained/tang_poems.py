@@ -4,7 +4,8 @@
     git -C chinese-poetry checkout 99ebbef7e1345c0985c44b9fd96a3f9e776f117b
     pip install opencc-python-reimplemented==0.1.7
     python scripts/pretrained/tang_poems.py --poems chinese-poetry
-    txl train tang-poems --out runs/pretrained/tang-poems/run
+    txl train tang-poems --out runs/pretrained/tang-poems/first
+    txl train tang-poems --out runs/pretrained/tang-poems/run ...   # the card has the settings
 
 The source is the public repository chinese-poetry/chinese-poetry, a clone of which is given; its
 files are under the MIT licence, the poems are from before 1000. Only poems whose lines all have
@@ -14,7 +15,8 @@ of the rest, so that the vocabulary stays small. As that removes poems with othe
 few characters are left that stand in fewer.
 
 The training text has each poem a second time in simplified characters, so that the model goes on
-with either; and Song poems in form, of the characters that the others have.
+with either; and Song poems in form, of the characters that the others have. The text of a second
+training, second.txt, is without those.
 """
 
 # ruff: noqa: RUF001 - punctuation of the text
@@ -88,7 +90,7 @@ def in_order(found: Iterable[str]) -> list[str]:
 def parts_of(
     tang: dict[str, str], song: dict[str, str], simplified: Callable[[str], str]
 ) -> dict[str, list[str]]:
-    """Return the three parts; in training are Tang poems in both scripts, and Song poems."""
+    """Return the three parts, and the second training text, which lacks the Song poems."""
     counted = Counter(x for poem in tang.values() for x in set(poem))
     kept = in_order(x for x in tang.values() if min(counted[c] for c in set(x)) >= LEAST_POEMS)
     n = len(kept) * HELD_OUT_PERCENT // 100
@@ -100,19 +102,20 @@ def parts_of(
     of_song = [poem for body, poem in song.items() if body not in tang]
     more = [x for x in of_song if known >= {*x} and held_out.isdisjoint(verses(x))]
     # Some poems are the same in both scripts.
-    train = in_order(dict.fromkeys([*train, *map(simplified, train), *more]))
-    return {"valid": valid, "test": test, "train": train}
+    both = [*train, *map(simplified, train)]
+    train, second = (in_order(dict.fromkeys(x)) for x in ([*both, *more], both))
+    return {"valid": valid, "test": test, "train": train, "second": second}
 
 
 def main() -> None:
-    """Write train.txt, valid.txt and test.txt."""
+    """Write train.txt, second.txt, valid.txt and test.txt."""
     parser = parser_for(__doc__, OUT, "the folder")
     parser.add_argument("--poems", type=Path, required=True, help="a clone of chinese-poetry")
     given = parser.parse_args()
     from opencc import OpenCC
 
     simplified = OpenCC("t2s").convert
-    paths = {part: given.out / f"{part}.txt" for part in ("valid", "test", "train")}
+    paths = {part: given.out / f"{part}.txt" for part in ("valid", "test", "train", "second")}
     try:
         require_new_files(paths.values(), force=given.force)
         parts = parts_of(poems(given.poems, "tang"), poems(given.poems, "song"), simplified)

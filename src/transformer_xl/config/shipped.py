@@ -177,6 +177,6 @@ def shipped_path(name: str) -> Path:
 
     Example:
         >>> shipped_path("shakespeare").name
-        'shakespeare-2'
+        'shakespeare-1'
     """
     return ShippedModel.named(name).folder
