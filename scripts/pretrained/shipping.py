@@ -10,6 +10,7 @@ incomplete. A new recipe for the defaults of generation is given by --recipe.
 """
 
 import argparse
+import json
 import re
 import shutil
 import sys
@@ -151,6 +152,12 @@ def write_rounded(
     rounded = {x: y.bfloat16() for x, y in weights.items()}
     ModelFolder(folder).write(config, rounded, about)
     vocab.save(folder)
+    # Its line breaks and indentation are more than half of it.
+    path = folder / "tokenizer.json"
+    compact = json.dumps(
+        json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":")
+    )
+    path.write_text(compact, encoding="utf-8")
     (folder / "recipe.toml").write_text(settings.to_toml(), encoding="utf-8")
 
 
