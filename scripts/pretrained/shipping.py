@@ -10,7 +10,6 @@ incomplete. A new recipe for the defaults of generation is given by --recipe.
 """
 
 import argparse
-import json
 import re
 import shutil
 import sys
@@ -25,7 +24,7 @@ from transformer_xl.config import files
 from transformer_xl.config.checks import require
 from transformer_xl.config.recipes import load_recipe, recipe_of
 from transformer_xl.config.shipped import CARD_FILE, SUMS_FILE, TEXT_FILE, ShippedModel
-from transformer_xl.data import load_vocab
+from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.inference.generate import from_pretrained
 from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, ModelFolder
 
@@ -151,13 +150,8 @@ def write_rounded(
         about["preface"] = tokens
     rounded = {x: y.bfloat16() for x, y in weights.items()}
     ModelFolder(folder).write(config, rounded, about)
-    vocab.save(folder)
-    # Its line breaks and indentation are more than half of it.
-    path = folder / "tokenizer.json"
-    compact = json.dumps(
-        json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":")
-    )
-    path.write_text(compact, encoding="utf-8")
+    # In one line: line breaks and indentation are more than half of its bytes.
+    Vocab(vocab.kind, vocab.tokenizer.to_str()).save(folder)
     (folder / "recipe.toml").write_text(settings.to_toml(), encoding="utf-8")
 
 
