@@ -63,6 +63,13 @@ def test_each_card_has_places_for_what_is_measured(ship):
             ship.card(name, {"nll": 1.0})
 
 
+def test_the_settings_of_a_further_training_are_options_of_a_command(ship):
+    assert ship.options({"lr": 1.5e-3, "stages": ((0.0, 128, 1024),)}) == (
+        "--train.lr 0.0015 --train.stages 0 128 1024"
+    )
+    assert ship.options({}) == ""
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, toy_recipe):
     """A run of a tiny recipe, and the recipe."""
