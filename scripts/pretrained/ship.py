@@ -17,7 +17,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import date
 from pathlib import Path
@@ -52,25 +51,6 @@ MAY_DIFFER = (
     *("model.vocab_size:", "model.reset_at:"),
 )
 """Settings in which the recipe of the run may differ from that of the repository."""
-SECOND: Mapping[str, Mapping[str, Any]] = {
-    "english": {
-        "minutes": 75.0,
-        "stages": ((0.0, 128, 1024),),
-        "lr": 1.5e-3,
-        "muon_lr": 5e-3,
-        "cooldown_fraction": 0.9,
-    },
-    "tang-poems": {
-        "minutes": 60.0,
-        "stages": ((0.0, 128, 128),),
-        "lr": 2.5e-3,
-        "muon_lr": 0.01,
-        "cooldown_fraction": 0.9,
-    },
-}
-"""Settings of each further training, which begins with the weights of the one before."""
-OF_SECOND = ("data.tokenizer", "data.vocab_size", "train.init_from")
-"""What it also has of the first."""
 MOST_ROUNDING = 0.002
 """Rounding the weights to bfloat16 changes the loss by less than this share of it: it was 0.00003
 for the chorales, and 0.0001 for Shakespeare."""
@@ -78,41 +58,21 @@ SAME = ("split", "tokens", "segment_len", "mem_len", "attn_len", "clamp_len", "w
 """What an evaluation has in common with that of the run, of which it has the loss."""
 
 
-def require_same_recipe(run: Path, recipe: Path, second: Mapping[str, Any] | None = None) -> Config:
-    """Require that a run was trained by a recipe, or a second training; return that of the run.
+def require_same_recipe(run: Path, recipe: Path) -> Config:
+    """Require that a run was trained by a recipe; return that of the run.
 
     Raises:
         FileNotFoundError: The run has no recipe.
         ValueError: They differ.
     """
-    own, expected, may_differ = recipe_in(run), load_recipe(recipe), MAY_DIFFER
-    if second:
-        may_differ += OF_SECOND
-        expected = replace(expected, train=replace(expected.train, **second))
-    found = [x for x in own.differences(expected) if not x.startswith(may_differ)]
+    own = load_recipe(run / RECIPE_FILE, is_stored=True)
+    found = [x for x in own.differences(load_recipe(recipe)) if not x.startswith(MAY_DIFFER)]
     require(
         not found,
         f"{run} was trained by another recipe than {recipe} (there, here): {'; '.join(found)}. "
         "Train again, or give the recipe the settings of the run",
     )
     return own
-
-
-def recipe_in(run: Path) -> Config:
-    """Return the recipe of a run."""
-    return load_recipe(run / RECIPE_FILE, is_stored=True)
-
-
-def trainings(run: Path) -> list[Path]:
-    """Return a run after those with whose weights it began."""
-    earlier = recipe_in(run).train.init_from
-    return [run] if earlier is None else [*trainings(Path(earlier)), run]
-
-
-def options(second: Mapping[str, Any]) -> str:
-    """Return the settings of a second training as on the command line."""
-    flat = {x: [z for y in v for z in y] if x == "stages" else [v] for x, v in second.items()}
-    return " ".join(f"--train.{name} {' '.join(f'{x:g}' for x in v)}" for name, v in flat.items())
 
 
 def results_of(run: Path) -> Figures:
@@ -189,18 +149,14 @@ def background(name: str, run: Path, recipe: Config) -> Figures:
         FileNotFoundError: A file of the run or of its text is missing.
     """
     about = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    runs = trainings(run)
-    states = [RunFolder(x).last_state() for x in runs]
+    state = RunFolder(run).last_state()
     found = {x: about[x] for x in ("processor", "threads", "python")} | {
         "origin": origin(about, date.today().isoformat(), commit()),
-        "steps": sum(x["step"] for x in states),
-        "hours": sum(x["seconds"] for x in states) / 3600,
-        "second": options(SECOND.get(name, {})),
+        "steps": state["step"],
+        "hours": state["seconds"] / 3600,
     }
     if name != "chorales":
-        # Further trainings have one text.
-        texts = dict.fromkeys(checksum(Path(str(recipe_in(x).data.path))) for x in runs)
-        found["text_sha256"] = ", that of the second training ".join(texts)
+        found["text_sha256"] = checksum(Path(str(recipe.data.path)))
     if name == "python-code":
         path = Path(str(recipe.data.path)).parent / SOURCES_FILE
         found["sources"] = path.read_text(encoding="utf-8").strip()
@@ -294,10 +250,7 @@ def shipped(name: str, version: int, run: Path | None = None, *, is_dirty: bool 
     target = new_target(name, version)
     run = run or ROOT / "runs" / "pretrained" / name / "run"
     recipe = RECIPES / f"{name}.toml"
-    first, *further = trainings(run)
-    settings = require_same_recipe(first, recipe)
-    for each in further:
-        settings = require_same_recipe(each, recipe, SECOND.get(name))
+    settings = require_same_recipe(run, recipe)
     results = results_of(run)
     if not is_dirty:
         require_committed()

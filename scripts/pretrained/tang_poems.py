@@ -4,8 +4,7 @@
     git -C chinese-poetry checkout 99ebbef7e1345c0985c44b9fd96a3f9e776f117b
     pip install opencc-python-reimplemented==0.1.7
     python scripts/pretrained/tang_poems.py --poems chinese-poetry
-    txl train tang-poems --out runs/pretrained/tang-poems/first
-    txl train tang-poems --out runs/pretrained/tang-poems/run ...   # the card has the settings
+    txl train tang-poems --out runs/pretrained/tang-poems/run
 
 The source is the public repository chinese-poetry/chinese-poetry, a clone of which is given; its
 files are under the MIT licence, the poems are from before 1000. Only poems whose lines all have
@@ -14,9 +13,8 @@ short and very long ones, and repeated ones; then, once, those with a character 
 of the rest, so that the vocabulary stays small. As that removes poems with other characters, too, a
 few characters are left that stand in fewer.
 
-The training text has each poem a second time in simplified characters, so that the model goes on
-with either; and Song poems in form, of the characters that the others have. The text of a second
-training, second.txt, is without those.
+The training text has each poem in traditional and in simplified characters, so that the model goes
+on with either, twice; and once Song poems in form, of the characters that the others have.
 """
 
 # ruff: noqa: RUF001 - punctuation of the text
@@ -28,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from text_files import parser_for, require_new_files, write_files
+from text_files import parser_for, require_new_files, shuffled, write_files
 
 OUT = Path("runs/pretrained/tang-poems/text")
 """Where the recipe `tang-poems` reads it."""
@@ -90,7 +88,7 @@ def in_order(found: Iterable[str]) -> list[str]:
 def parts_of(
     tang: dict[str, str], song: dict[str, str], simplified: Callable[[str], str]
 ) -> dict[str, list[str]]:
-    """Return the three parts, and the second training text, which lacks the Song poems."""
+    """Return the three parts."""
     counted = Counter(x for poem in tang.values() for x in set(poem))
     kept = in_order(x for x in tang.values() if min(counted[c] for c in set(x)) >= LEAST_POEMS)
     n = len(kept) * HELD_OUT_PERCENT // 100
@@ -102,20 +100,19 @@ def parts_of(
     of_song = [poem for body, poem in song.items() if body not in tang]
     more = [x for x in of_song if known >= {*x} and held_out.isdisjoint(verses(x))]
     # Some poems are the same in both scripts.
-    both = [*train, *map(simplified, train)]
-    train, second = (in_order(dict.fromkeys(x)) for x in ([*both, *more], both))
-    return {"valid": valid, "test": test, "train": train, "second": second}
+    copies = dict.fromkeys(more, 1) | dict.fromkeys([*train, *map(simplified, train)], 2)
+    return {"valid": valid, "test": test, "train": shuffled(copies)}
 
 
 def main() -> None:
-    """Write train.txt, second.txt, valid.txt and test.txt."""
+    """Write train.txt, valid.txt and test.txt."""
     parser = parser_for(__doc__, OUT, "the folder")
     parser.add_argument("--poems", type=Path, required=True, help="a clone of chinese-poetry")
     given = parser.parse_args()
     from opencc import OpenCC
 
     simplified = OpenCC("t2s").convert
-    paths = {part: given.out / f"{part}.txt" for part in ("valid", "test", "train", "second")}
+    paths = {part: given.out / f"{part}.txt" for part in ("valid", "test", "train")}
     try:
         require_new_files(paths.values(), force=given.force)
         parts = parts_of(poems(given.poems, "tang"), poems(given.poems, "song"), simplified)

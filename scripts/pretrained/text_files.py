@@ -1,6 +1,7 @@
-"""Writing of the texts: nothing is overwritten unasked, and no part is empty or half written."""
+"""Order and writing of texts: nothing is overwritten unasked, no part is empty or half written."""
 
 import argparse
+import hashlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -41,3 +42,13 @@ def write_files(files: Mapping[Path, bytes]) -> None:
         )
     for path, content in files.items():
         replace_file(path, content)
+
+
+def shuffled(copies: Mapping[str, int]) -> list[str]:
+    """Return texts, each as often as is said, in an order that depends on nothing but them."""
+    drawn = [
+        (hashlib.sha256(f"{n}{text}".encode()).digest(), text)
+        for text, times in copies.items()
+        for n in range(times)
+    ]
+    return [text for _, text in sorted(drawn)]

@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,7 +42,6 @@ def background(ship, **others):
         "hours": 0.5,
         "version": 1,
         "sources": "none",
-        "second": "--train.lr 0.1",
         "text_sha256": "0123",
         "origin": ship.origin(about, "2000-01-02", "def"),
         **others,
@@ -63,13 +63,6 @@ def test_each_card_has_places_for_what_is_measured(ship):
             ship.card(name, {"nll": 1.0})
 
 
-def test_the_settings_of_a_further_training_are_options_of_a_command(ship):
-    assert ship.options({"lr": 1.5e-3, "stages": ((0.0, 128, 1024),)}) == (
-        "--train.lr 0.0015 --train.stages 0 128 1024"
-    )
-    assert ship.options({}) == ""
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, toy_recipe):
     """A run of a tiny recipe, and the recipe."""
@@ -84,6 +77,20 @@ def trained(tmp_path_factory, toy_recipe):
     )
     train(config, folder / "run")
     return folder / "run", config
+
+
+def test_the_memory_is_that_of_the_least_loss_on_the_validation_text(ship, trained, monkeypatch):
+    run, config = trained
+    config = replace(config, eval=replace(config.eval, mem_lens=(2, 4, 8)))
+    losses = {("valid", 2): 1.5, ("valid", 4): 1.25, ("valid", 8): 1.75}
+
+    def evaluated(model, recipe, corpus, split):
+        return SimpleNamespace(nll=losses[split, recipe.eval.mem_len])
+
+    monkeypatch.setattr(ship, "evaluated", evaluated)
+    assert ship.best_memory(run, config, None) == 4
+    without = replace(config, eval=replace(config.eval, mem_lens=()))
+    assert ship.best_memory(run, without, None) == config.model.mem_len
 
 
 @pytest.fixture

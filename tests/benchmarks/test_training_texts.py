@@ -5,6 +5,7 @@
 import json
 import random
 import sys
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,14 +105,18 @@ def test_the_text_of_poems_is_written_whole_or_not_at_all(program, tmp_path, mon
     for poem in "".join(parts.values()).split(tang_poems.POEM_END)[:-1]:
         assert tang_poems.is_in_form(poem.partition("\n")[2])
     assert "楼" not in parts["valid"] + parts["test"]
-    training = {*parts["train"].split(tang_poems.POEM_END)[:-1]}
+    times = Counter(parts["train"].split(tang_poems.POEM_END)[:-1])
+    training = {*times}
     of_tang = {x for x in training if x.startswith("登樓")}
     assert len(of_tang) == 14 - 2
     assert {x for x in training if "楼" in x} == {x.replace("樓", "楼") for x in of_tang}
     # Song poems with a character of their own, with a line of a held-out poem, or that are Tang
     # poems, too, are not read.
     assert "外" not in parts["train"]
-    assert sum(x.startswith("山樓") for x in training) == 14 - 2
+    of_song = {x for x in training if x.startswith("山樓")}
+    assert len(of_song) == 14 - 2
+    assert {times[x] for x in of_song} == {1}
+    assert {times[x] for x in training - of_song} == {2}
 
 
 def test_windows_of_words_are_shared_whatever_their_capitals_line_breaks_and_signs(program):
