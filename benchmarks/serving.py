@@ -34,8 +34,14 @@ from serving_clients import Asked, Process, Turns, load
 from turns import circumstances
 
 from transformer_xl.config.device import keep_freed_memory
-from transformer_xl.inference.generate import from_pretrained, generate
-from transformer_xl.model import Memory
+from transformer_xl.inference.generate import (
+    REWINDABLE,
+    Generation,
+    State,
+    from_pretrained,
+    generate,
+    prompt_lengths,
+)
 
 LETTERS = "the quick brown fox jumps over the lazy dog and then it sleeps for a while in the sun "
 
@@ -63,34 +69,39 @@ class Alone:
         self.model, self.vocab = from_pretrained(folder)
 
     def write(
-        self, asked: list[Asked], mems: Memory | None = None
+        self, asked: list[Asked], state: State | None = None
     ) -> tuple[list[list[int]], list[float]]:
         """Return the tokens of the requests of a session, and for each how near a tie was."""
-        found, gaps, last = [], [], []
+        found, gaps = [], []
         for each in asked:
-            ids = [*last, *self.vocab.encode(each.prompt)]
-            writing = generate(self.model, ids, length=each.length, mems=mems, seed=each.seed)
+            ids = self.vocab.encode(each.prompt)
+            writing = self._writing(ids, each.length, state, each)
             tokens = list(writing)
-            gaps.append(self._gap(ids, mems, each, tokens))
+            gaps.append(self._gap(ids, state, each, tokens))
             found.append(tokens)
             # Where the server drew another token in a tie, the text went on with that one.
             if each.tokens and each.tokens != tokens:
                 break
-            mems, last = writing.mems, [writing.last_token]
+            state = writing.state
         return found, gaps
 
-    def _gap(self, ids: list[int], mems: Memory | None, each: Asked, tokens: list[int]) -> float:
+    def _writing(self, ids: list[int], length: int, state: State | None, each: Asked) -> Generation:
+        return generate(
+            self.model, ids, length=length, state=state, seed=each.seed, rewindable=REWINDABLE
+        )
+
+    def _gap(self, ids: list[int], state: State | None, each: Asked, tokens: list[int]) -> float:
         """Return how far a random number was from the other token's part, where tokens differ."""
         pairs = enumerate(zip(tokens, each.tokens, strict=False))
         place = next((n for n, (mine, theirs) in pairs if mine != theirs), None)
         if place is None:
             return 0.0
-        writing = generate(self.model, ids, length=place, mems=mems, seed=each.seed)
+        writing = self._writing(ids, place, state, each)
         list(writing)
-        given = [writing.last_token] if place else ids
-        before = writing.mems if place else mems
+        before, lengths = writing.state, prompt_lengths(self.model, None, REWINDABLE)
+        given = torch.tensor([[before.last_token]])
         with torch.no_grad():
-            out = self.model(torch.tensor([given]), before, ext_len=0)
+            out = self.model(given, before.mems, **lengths.arguments)
         assert out.log_probs is not None
         sums = out.log_probs[0, -1].exp().double().cumsum(0)
         numbers = torch.Generator().manual_seed(each.seed)

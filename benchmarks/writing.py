@@ -210,11 +210,11 @@ def write(
     how = {"sampling": sampling, "length": length}
     if not carried:
         return collected(generate_batch(model, prompts, seed=1, **how), len(prompts))
-    pieces, last, before = [], [], {}
+    pieces, state = [], None
     for n, prompt in enumerate(prompts):
-        written = generate(model, [*last, *prompt], seed=1 + n, **before, **how)
+        written = generate(model, prompt, seed=1 + n, state=state, **how)
         pieces.append([*written])
-        last, before = [written.last_token], {"mems": written.mems, "history": written.history}
+        state = written.state
     return pieces
 
 

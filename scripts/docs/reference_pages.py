@@ -52,8 +52,7 @@ _TOP = (
     ("Evaluation and generation", "Read a text and write one.", (
         "evaluate", "Result", "WithMemory", "SlidingWindow", "Dynamic",
         "generate", "generate_batch", "Sampling",
-        "Session",
-        "save_state", "load_state",
+        "Session", "State",
     )),
     ("Other formats", "Old checkpoints in, other programs out.", ("convert", "export")),
     ("Errors", "What the library raises, to be caught by kind.", (

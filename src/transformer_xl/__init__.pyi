@@ -20,11 +20,10 @@ from .inference.evaluate import (
 from .inference.generate import (
     Sampling,
     Session,
+    State,
     from_pretrained,
     generate,
     generate_batch,
-    load_state,
-    save_state,
 )
 from .interop.convert import convert
 from .interop.export import export
@@ -61,6 +60,7 @@ __all__ = [
     "Session",
     "SettingsError",
     "SlidingWindow",
+    "State",
     "TrainConfig",
     "TransformerXL",
     "TxlError",
@@ -75,12 +75,10 @@ __all__ = [
     "generate",
     "generate_batch",
     "load_recipe",
-    "load_state",
     "load_vocab",
     "prepare",
     "register_model",
     "rel_attention",
-    "save_state",
     "shipped_path",
     "train",
 ]

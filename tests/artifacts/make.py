@@ -67,7 +67,6 @@ from transformer_xl import (
     generate,
     load_vocab,
     prepare,
-    save_state,
     train,
 )
 from transformer_xl.apps.compress import Settings, compress
@@ -252,10 +251,11 @@ def _make_sessions() -> dict[str, Any]:
     model, vocab = load_model("models/chars"), load_vocab("models/chars")
     drawn = generate(model, vocab.encode(SAMPLE), length=5, seed=6)
     written = list(drawn)
-    save_state(Path("state.safetensors"), drawn, Path("models/chars/model.safetensors"))
+    state = drawn.state
+    state.save(Path("state.safetensors"), Path("models/chars/model.safetensors"))
     last = written[-1]
     _require_lead(model, vocab.encode(SAMPLE), vocab.encode(session_text))
-    drawn_on = greedy(model, [last], drawn.mems)
+    drawn_on = greedy(model, [last], state.mems)
     _require_lead(model, [*vocab.encode(SAMPLE), *written], drawn_on)
     return {
         "session": {"tensors": raw_digests(Path("session.safetensors")), "greedy": session_text},
@@ -263,9 +263,7 @@ def _make_sessions() -> dict[str, Any]:
             "tensors": raw_digests(Path("state.safetensors")),
             "last_token": last,
             "greedy": drawn_on,
-            "seeded": list(
-                generate(model, [last], length=5, mems=drawn.mems, seed=drawn.random_state)
-            ),
+            "seeded": list(generate(model, state=state, length=5)),
         },
     }
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from transformer_xl import Session, convert, generate, load_state, load_vocab
+from transformer_xl import Session, State, convert, generate, load_vocab
 from transformer_xl.apps.compress import decompress, needs_model
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.checks import create_from_stored
@@ -159,13 +159,13 @@ def test_a_session_of_an_earlier_version_goes_on(artifacts, expected):
 def test_a_saved_memory_of_an_earlier_version_goes_on(artifacts, expected):
     known, folder = expected["sessions"]["state"], artifacts / "models" / "chars"
     path, model = artifacts / "state.safetensors", load_model(folder)
-    state = load_state(path, folder / "model.safetensors", model)
+    state = State.load(path, folder / "model.safetensors", model)
     read = {**state.mems.state_dict(), "random": state.random}
     tensors = ((name, x) for name, x in read.items() if x is not None)
     assert describing.digests(tensors) == known["tensors"]
     assert state.last_token == known["last_token"]
     assert describing.greedy(model, [state.last_token], state.mems) == known["greedy"]
-    seeded = generate(model, [state.last_token], length=5, mems=state.mems, seed=state.random)
+    seeded = generate(model, state=state, length=5)
     assert list(seeded) == known["seeded"]
 
 

@@ -113,7 +113,7 @@ def test_generate_goes_on_without_the_prompt_of_the_recipe(txl, trained, tmp_pat
     words = ["generate", trained, "--length", 5, "--state", state]
     first = txl(*words)
     assert first.out.startswith("the ")
-    assert f"saved the memory to {state}; the same command resumes from it" in first.err
+    assert f"saved the state to {state}; the same command resumes from it" in first.err
     saved = state.read_bytes()
     assert len(txl(*words).out) == 5 + 1
     # What was typed is read, also where it is what the recipe says.

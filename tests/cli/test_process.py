@@ -90,7 +90,7 @@ def test_ctrl_c_while_it_writes_keeps_the_memory(start, trained, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "saved the memory to" in err
+    assert "saved the state to" in err
     assert "Traceback" not in err
     assert load_file(state)["keys"].isfinite().all()
 

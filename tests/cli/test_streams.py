@@ -104,7 +104,7 @@ def test_a_stream_in_parts_is_the_stream(txl, trained, stdin, tmp_path, cut):
         words = ["--segment_len", 50, "--state", tmp_path / "state"]
         ended = txl("score", trained, "-", *words)
         assert ended.err == (
-            f"saved the memory to {tmp_path / 'state'}; the same command resumes from it\n"
+            f"saved the state to {tmp_path / 'state'}; the same command resumes from it\n"
         )
         found += [json.loads(line) for line in ended.out.splitlines()]
         sizes.add((tmp_path / "state").stat().st_size)
@@ -212,7 +212,7 @@ def test_a_line_is_scored_when_it_is_there_and_a_signal_keeps_the_memory(process
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert b"saved the memory to" in err
+    assert b"saved the state to" in err
     assert b"Traceback" not in err
     assert load_file(tmp_path / "state")["keys"].isfinite().all()
 

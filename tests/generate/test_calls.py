@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from transformer_xl.inference.generate import generate, generate_batch
-from transformer_xl.inference.generate.batch import random_numbers
+from transformer_xl.inference.generate.random_numbers import random_numbers
 from transformer_xl.model import TransformerXL
 
 # Unwrapped: the check of types in signatures, where it is on, refuses them before we can.

@@ -27,10 +27,12 @@ def test_as_many_tokens_come_as_were_asked_for(model):
 
 def test_the_memory_has_read_all_but_the_last_token(model):
     generation = generate(model, [1, 2, 3], mem_len=50, seed=1)
-    assert (len(generation.mems), generation.last_token) == (0, 3)
+    # Of the prompt, too, before a token is drawn.
+    assert (generation.state.n_positions, [*generation.state.tokens]) == (2, [1, 2, 3])
     for n, token in enumerate(islice(generation, 4)):
-        assert len(generation.mems) == 3 + n
-        assert generation.last_token == token
+        assert len(generation.state.mems) == generation.state.n_positions == 3 + n
+        assert generation.state.last_token == token
+        assert generation.state.n_tokens == 4 + n
 
 
 def test_the_memory_given_is_read_and_left_as_it_was(model):
@@ -53,7 +55,7 @@ def test_time_and_memory_for_a_token_do_not_grow(model):
     for _ in range(10):
         sizes = []
         for _ in islice(generation, model.config.mem_len):
-            mems = generation.mems
+            mems = generation.state.mems
             decoder = generation._batch.decoder()
             storages = [x.untyped_storage() for x in chain(*decoder.tensors)]
             sizes.append(sum({x.data_ptr(): x.nbytes() for x in storages}.values()))
@@ -67,7 +69,7 @@ def test_writing_makes_no_graph(model):
     generation = generate(model, [1], length=3)
     list(generation)
     assert torch.is_grad_enabled()
-    assert not any(x.requires_grad for x in generation.mems.tensors)
+    assert not any(x.requires_grad for x in generation.state.mems.tensors)
 
 
 def test_a_memory_of_several_streams_is_named_with_the_remedy(model):

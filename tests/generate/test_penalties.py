@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl import Session
+from transformer_xl import Session, State
 from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.config.checks import read_settings
 from transformer_xl.data.making_vocab import train_vocab
@@ -21,8 +21,6 @@ from transformer_xl.inference.generate import (
     TextWriter,
     generate,
     generate_batch,
-    load_state,
-    save_state,
 )
 from transformer_xl.inference.generate.sampler import extended
 from transformer_xl.model import AdaptiveSoftmax, Embedding, Softmax, TransformerXL
@@ -233,15 +231,12 @@ def test_a_text_goes_on_with_its_history_as_if_it_had_not_stopped(model, setting
     whole = list(generate(model, [7, 2, 3], sampling, length=30, seed=3))
     first = generate(model, [7, 2, 3], sampling, length=18, seed=3)
     begun = list(first)
-    again = {"mems": first.mems, "seed": first.random_state, "history": first.history}
-    rest = generate(model, [first.last_token], sampling, length=12, **again)
+    rest = generate(model, (), sampling, length=12, state=first.state)
     assert begun + list(rest) == whole
 
-    save_state(tmp_path / "state", first, tmp_path / "model.safetensors")
-    state = load_state(tmp_path / "state", tmp_path / "model.safetensors", model)
-    again = {"mems": state.mems, "seed": state.random, "history": state.read}
-    rest = generate(model, [state.last_token], sampling, length=12, **again)
-    assert begun + list(rest) == whole
+    first.state.save(tmp_path / "state", tmp_path / "model.safetensors")
+    state = State.load(tmp_path / "state", tmp_path / "model.safetensors", model)
+    assert begun + list(generate(model, (), sampling, length=12, state=state)) == whole
 
 
 @pytest.mark.parametrize("settings", EACH, ids=str)
@@ -251,14 +246,11 @@ def test_a_session_writes_what_generate_writes_however_it_is_cut(tiny_config, tm
     text = b"one two three one two"
     session = Session.open(tmp_path, seed=3)
     session.write(text.decode())
-    start = session.mark()
-    # A session reads its prompt with the keys of a window, so generate goes on from its memory.
-    mems, last = start.state.mems, text[-1:]
-    sampling = Sampling(**settings)
-    whole = [*generate(model, last, sampling, length=30, mems=mems, seed=3, history=text[:-1])]
+    start, sampling = session.state, Sampling(**settings)
+    whole = [*generate(model, text, sampling, length=30, seed=3)]
     pieces = TextWriter(BYTES).pieces(whole, goes_on=True)
     assert [*session.generate(30, Sampling(**settings))] == [*pieces]
-    session.rewind(start)
+    session.state = start
     begun = [*session._drawn(10, _sampler(settings), None)]
     begun += session._drawn(10, _sampler(settings), None)
     session.save(tmp_path / "state")

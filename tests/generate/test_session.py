@@ -7,11 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from transformer_xl import Session
+from transformer_xl import Session, State
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.evaluate import WithMemory, evaluate
 from transformer_xl.inference.generate import Sampling, generate
-from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.model import TransformerXL, build_model
 from transformer_xl.model.quantizing import compact
@@ -126,7 +125,7 @@ def test_a_saved_session_goes_on_with_the_same_bits(tiny_config, tmp_path, kind)
 def test_the_bytes_of_a_state_are_those_of_the_formula(tiny_config, options, weights, n_bytes):
     model = compact(made(tiny_config, **options), weights)
     # And the last 4,096 tokens, and random numbers.
-    assert Session(model, BYTES).nbytes == n_bytes + 4 * 4096 + 5056
+    assert Session(model, BYTES, rewindable=0).nbytes == n_bytes + 4 * 4096 + 5056
 
 
 @pytest.mark.usefixtures("short_segments")
@@ -136,7 +135,7 @@ def test_an_interrupt_leaves_the_session_as_it_was(folder, monkeypatch, where):
     session.write(TEXT)
     written(session, 3)
     alone, calls = session.fork(), []
-    owner, name = {"reading": (Reader, "_read"), "at the end": (History, "extend")}[where]
+    owner, name = {"reading": (Reader, "_read"), "at the end": (State, "__post_init__")}[where]
     original = getattr(owner, name)
 
     def interrupted(self, *given):
@@ -156,25 +155,22 @@ def test_an_interrupt_leaves_the_session_as_it_was(folder, monkeypatch, where):
     assert written(session, 9, **settings) == written(alone, 9, **settings)
 
 
-def test_a_mark_is_a_point_to_come_back_to(session):
-    empty = session.mark()
+def test_a_state_is_a_point_to_come_back_to(session):
     session.write(TEXT)
-    mark = session.mark()
+    state = session.state
     first = written(session, 30)
     session.write(TEXT * 3)
-    second = session.mark()
-    session.rewind(mark)
+    second = session.state
+    session.state = state
     assert written(session, 30) == first
-    session.rewind(second)
-    session.rewind(mark)
+    session.state = second
+    session.state = state
     assert written(session, 30) == first
+    assert (session.state.n_tokens, state.n_tokens) == (len(TEXT) + 30, len(TEXT))
     # A fork goes its own way.
     fork = session.fork()
     fork.write("something else entirely")
     assert fork.score(TEXT) != session.score(TEXT)
-    session.rewind(empty)
-    assert session.write(TEXT, scored=True)[0] is None
-    assert written(session, 30) == first
 
 
 def completing(tiny_config, folder):
@@ -217,9 +213,9 @@ def test_it_stops_before_a_stop_string_and_has_read_it(session):
 @pytest.mark.parametrize(
     "go_on",
     [
-        lambda session, mark: session.write("abc"),
-        lambda session, mark: session.rewind(mark),
-        lambda session, mark: session.generate(2),
+        lambda session: session.write("abc"),
+        lambda session: session.rewind(0),
+        lambda session: session.generate(2),
     ],
     ids=["write", "rewind", "generate"],
 )
@@ -228,8 +224,7 @@ def test_a_generation_ends_once_the_session_went_on(session, go_on):
     for n_before in (0, 1):
         pieces = session.generate(20)
         begun = [next(pieces) for _ in range(n_before)]
-        point = session.mark()
-        go_on(session, point)
+        go_on(session)
         with pytest.raises(RuntimeError, match=r"went on in another way: call generate\(\) again"):
             next(pieces)
         assert len(begun) == n_before
@@ -241,7 +236,7 @@ def test_a_generation_ends_once_the_session_went_on(session, go_on):
 
 
 def test_what_cannot_be_is_named(session, folder, tiny_config, tmp_path):
-    with pytest.raises(ValueError, match="nothing was read yet that could be saved"):
+    with pytest.raises(ValueError, match="nothing was read yet, so there is no state"):
         session.save(tmp_path / "state")
     letters = train_vocab("chars", ["".join(map(chr, range(48, 48 + len(BYTES))))])
     with pytest.raises(ValueError, match="no token of the vocabulary begins a text: write"):
@@ -257,8 +252,6 @@ def test_what_cannot_be_is_named(session, folder, tiny_config, tmp_path):
     with pytest.raises(ValueError, match="token 256 is outside the vocabulary"):
         session.write([256])
     other = Session(made(tiny_config), BYTES)
-    with pytest.raises(ValueError, match="belongs to a session with another model"):
-        other.rewind(session.mark())
     other.write("a")
     with pytest.raises(ValueError, match="this model comes from no folder"):
         other.save(tmp_path / "state")

@@ -52,7 +52,7 @@ def test_memories_side_by_side_are_the_memories_alone(model):
     for n, ids in enumerate(PROMPTS):
         alone = generate(model, ids, seed=7 + n)
         assert [next(alone) for _ in drawn] == [step[n] for step in drawn]
-        ours, theirs = found.mems.select([n]), alone.mems
+        ours, theirs = found.mems.select([n]), alone.state.mems
         probe = torch.tensor([[1, 2, 3]])
         expected = model(probe, theirs).log_probs
         assert (model(probe, ours).log_probs - expected).abs().max() < 1e-11

@@ -1,5 +1,6 @@
 """A token read by a decoder is a token read behind a memory."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -112,9 +113,13 @@ def after_prompt(model, length, forgetful=None):
     return mems if forgetful is None else mems.reset(forgetful)
 
 
+def windowed(model, **lengths):
+    return Lengths.of(model.config, **lengths).windowed(model.config)
+
+
 @torch.no_grad()
 def one_by_one(model, mems, tokens, **lengths):
-    found = []
+    found, lengths = [], windowed(model, **lengths).arguments
     for token in tokens.T:
         hidden, mems = model.read(token[:, None].contiguous(), mems, **lengths)
         found.append(hidden[:, 0])
@@ -123,7 +128,7 @@ def one_by_one(model, mems, tokens, **lengths):
 
 def decoder_of(model, mems, kind=None, **lengths):
     """Create a decoder whose step runs in a certain way. None: the fastest of this machine."""
-    lengths = Lengths.of(model.config, **lengths)
+    lengths = windowed(model, **lengths)
     if kind is None:
         return Decoder.of(model, lengths, mems)
     if kind == "compiled" and (reason := CompiledStep.reason_against(model, model.dtype)):
@@ -346,9 +351,49 @@ def test_the_ring_is_no_larger_than_the_texts_need():
     tokens = torch.zeros(2, 1001, dtype=torch.int64)
     assert decoder.capacity == 64
     read(decoder, tokens[:, :600])
-    assert decoder.capacity == 1001
-    for _ in range(101):
-        # Short texts: once the ring has gone round, it becomes smaller.
+    assert 600 < decoder.capacity <= 1200
+    read(decoder, tokens)
+    assert decoder.capacity == 1000 + 250 + 2
+    for _ in range(126):
+        # Short texts: when it is full, it becomes smaller.
         decoder.reset([0, 1])
         read(decoder, tokens[:, :10])
     assert decoder.capacity == 64
+
+
+@pytest.mark.parametrize("variant", ["paper", "key offset", "input recurrence"])
+@torch.no_grad()
+def test_forks_and_rewound_decoders_go_on_as_those_that_read_nothing_else(variant, kind):
+    """Whatever is done in which order; to the last bit, but where the model is called."""
+    settings = VARIANTS.get(variant, {}) | {"mem_len": 6, "reset_at": 5}
+    model = TransformerXL(replace(CONFIG, **settings)).double().eval()
+    window = windowed(model)
+    lengths = {"mem_len": 6 + 8, "attn_len": window.attn_len}
+    numbers = random.Random(variant)
+    # With each the number of tokens down to which it can be rewound.
+    texts = [(decoder_of(model, model.start_memory(1), kind, **lengths), [], [0])]
+    for _ in range(150):
+        decoder, text, least = numbers.choice(texts)
+        action = numbers.choice(("read", "read", "fork", "rewind"))
+        if action == "read":
+            for _ in range(numbers.randrange(1, 12)):
+                token = numbers.randrange(23)
+                text.append((token, decoder(torch.tensor([token]))))
+                is_cut = len(text) > 6 + 8
+                least[0] = max(least[0], is_cut * (len(text) - 8), (token == 5) * len(text))
+        elif action == "fork":
+            other = decoder.fork()
+            if kind == "compiled":
+                assert other.tensors is decoder.tensors
+            texts = [*texts[-3:], (other, [*text], [*least])]
+        elif n := numbers.randrange(len(text) - least[0] + 1):
+            decoder.rewind(n)
+            del text[-n:]
+    for decoder, text, _ in texts:
+        alone = decoder_of(model, model.start_memory(1), kind, **lengths)
+        for token, hidden in text:
+            expected = alone(torch.tensor([token]))
+            assert torch.allclose(hidden, expected, rtol=0, atol=1e-12)
+            if kind == "compiled":
+                assert torch.equal(hidden, expected)
+        assert_same_memory(decoder.memory().last(6), alone.memory().last(6))

@@ -4,13 +4,14 @@ import json
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from transformer_xl.cli import main
-from transformer_xl.inference.generate import State, load_state, save_state
+from transformer_xl.inference.generate import State
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.pretrained import CHECKSUM_KEY, ModelFolder
 
@@ -172,11 +173,11 @@ def _make_infinite(tensors, about):
 def test_a_damaged_memory_is_found(paper, tmp_path, damage, message):
     path = tmp_path / "state"
     _, mems = paper.read(torch.tensor([[1, 2, 3]]))
-    save_state(path, State(mems, 1, None), "x")
+    State(source=mems, tokens=np.array([1])).save(path, "x")
     with safe_open(path, "pt") as file:
         about = file.metadata()
     tensors = load_file(path)
     damage(tensors, about)
     save_file(tensors, path, about)
     with pytest.raises(RuntimeError, match=message):
-        load_state(path, "x", paper)
+        State.load(path, "x", paper)

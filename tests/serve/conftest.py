@@ -20,7 +20,7 @@ from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.data import Vocab, train_vocab
 from transformer_xl.data.vocab import VocabKind
 from transformer_xl.inference.generate import Sampler, Sampling, generate
-from transformer_xl.inference.generate.batch import random_numbers
+from transformer_xl.inference.generate.random_numbers import random_numbers
 from transformer_xl.model import TransformerXL, build_model
 
 SECONDS = 60
@@ -100,7 +100,7 @@ class Asked:
         *,
         seed: Any = 1,
         stop: Any = (),
-        mems: Any = None,
+        state: Any = None,
         drawing: dict[str, Any] | None = None,
         **more: Any,
     ) -> None:
@@ -109,7 +109,7 @@ class Asked:
         self.text = Text(
             vocab=made.vocab,
             prompt=tuple(prompt),
-            mems=mems,
+            start=state,
             stop=stop,
             generator=random_numbers(seed),
             sampler=Sampler(Sampling(**drawing or {})),

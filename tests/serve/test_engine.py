@@ -82,8 +82,9 @@ def test_a_state_goes_on_as_if_it_had_not_stopped(make_model, start, ask, varian
         engine.submit([each.text])
     state = first.end().state
     assert state.last_token == whole[14]
-    assert [*state.read.tolist(), state.last_token] == [7, 2, 9, *whole[:15]]
-    rest = ask(made, [state.last_token], 25, seed=state.random, mems=state.mems)
+    assert state.tokens.tolist() == [7, 2, 9, *whole[:15]]
+    assert state.n_tokens == 18
+    rest = ask(made, [state.last_token], 25, seed=state.random, state=state)
     engine.submit([rest.text])
     assert first.tokens + rest.tokens == whole
 
@@ -95,7 +96,7 @@ def test_reading_without_writing_leaves_the_last_token_to_the_next(made, start, 
     engine.submit([first.text])
     state = first.end().state
     assert state.last_token == ids[-1]
-    second = ask(made, [state.last_token], 8, seed=4, mems=state.mems)
+    second = ask(made, [state.last_token], 8, seed=4, state=state)
     engine.submit([second.text])
     assert second.tokens == list(generate(made.model, ids, length=8, seed=4))
 
@@ -107,7 +108,7 @@ def test_scores_are_those_of_the_model(made, start, ask):
     engine.submit([asked.text])
     mems, read = None, ids
     for token in [token for part in asked.parts for token in part.tokens] if asked.end() else ():
-        out = made.model(torch.tensor([read]), mems)
+        out = made.model(torch.tensor([read]), mems, attn_len=made.model.config.mem_len + 1)
         log_probs, mems, read = out.log_probs[0, -1].log_softmax(-1), out.mems, [token.id]
         assert token.scored.log_prob == pytest.approx(log_probs[token.id].item(), abs=1e-4)
         values, likeliest = log_probs.topk(3)

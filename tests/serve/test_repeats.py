@@ -1,6 +1,8 @@
 """A request that is sent twice appends once: turns."""
 
+import numpy as np
 import pytest
+import torch
 
 for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
@@ -8,6 +10,7 @@ httpx = pytest.importorskip("httpx")
 
 from transformer_xl.apps.serve import errors, sessions  # noqa: E402  (they need these)
 from transformer_xl.inference.generate import State  # noqa: E402
+from transformer_xl.model import Memory  # noqa: E402
 
 ASKED = {"prompt": "abc", "session": "tale", "max_tokens": 7}
 
@@ -41,7 +44,9 @@ def test_the_header_of_the_version_before_is_named(made, run_server):
 
 def test_a_note_of_the_version_before_has_its_turns_and_damage_is_told():
     def turns(note):
-        return sessions.turns_of(State(None, 1, None, note=note))
+        return sessions.turns_of(
+            State(source=Memory([torch.zeros(1, 0, 4)]), tokens=np.array([1]), note=note)
+        )
 
     assert sessions.turns_of(None) == turns("") == 0
     assert turns('{"turns": 3, "key": "one", "answer": "{}", "told": [{"key": "one"}]}') == 3

@@ -17,10 +17,10 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
 httpx = pytest.importorskip("httpx")
 
 from transformer_xl.apps.serve import server as serving  # noqa: E402  (they need these)
-from transformer_xl.apps.serve import sessions  # noqa: E402
 from transformer_xl.apps.serve.serve_settings import ServeSettings  # noqa: E402
 from transformer_xl.apps.serve.service import Service  # noqa: E402
 from transformer_xl.cli import main, models  # noqa: E402
+from transformer_xl.inference.generate import State  # noqa: E402
 
 COMPLETIONS = "/v1/completions"
 
@@ -38,7 +38,7 @@ def test_who_waits_for_a_session_that_cannot_be_saved_is_told(
 
     with run_server(made, sessions=tmp_path) as server:
         first = post(server, session="tale", max_tokens=3, seed=3).json()["choices"][0]["text"]
-        monkeypatch.setattr(sessions, "save_state", fails)
+        monkeypatch.setattr(State, "save", fails)
         answer = post(server, session="tale", max_tokens=3)
         assert answer.status_code == (507 if isinstance(error, OSError) else 500)
         monkeypatch.undo()

@@ -67,7 +67,9 @@ class Generate(ReadsModel, PrintsResult):
     preface: bool = True
     """Read the preface of the model, if it has one, into the memory before the prompt."""
     state: Path | None = None
-    """Resume from the memory in this file if it exists, and save the memory there at the end."""
+    """Resume from the state in this file if it exists, and save the state there at the end."""
+    rewind: int = 0
+    """Take back so many of the last tokens of --state first, 256 at least."""
     out: tuple[Path, ...] = ()
     """Write prompt and text to these files instead of the terminal. For a model of music .mid and
     .midi are MIDI files, and generation stops where the piece ends, or after --length tokens; any
@@ -110,6 +112,11 @@ class Generate(ReadsModel, PrintsResult):
         """Check that the options fit each other, before anything is loaded."""
         # Settings out of range are refused now, not after the model was loaded.
         _ = MusicConfig(**self.music)
+        require(self.rewind >= 0, f"rewind={self.rewind} must be at least 0")
+        require(
+            not self.rewind or (self.state is not None and self.state.exists()),
+            "--rewind takes back tokens of a --state that exists",
+        )
         require(self.samples >= 1, f"samples={self.samples} must be at least 1")
         ended = {"--json": self.json, "--out": self.out, "several texts": self._is_several}
         endless = next((name for name, is_set in ended.items() if is_set), None)
@@ -174,32 +181,31 @@ class Generate(ReadsModel, PrintsResult):
         self, model: "LanguageModel", vocab: "Vocab", state: "State | None", checksum: str
     ) -> None:
         """Write one text as it is drawn."""
-        from transformer_xl.inference.generate import TextWriter, generate, save_state
+        from transformer_xl.inference.generate import REWINDABLE, TextWriter, generate
 
         (text,), seed = self._texts(vocab), self.settings.seed
-        last_token, mems, history = [], None, ()
         if state is not None:
+            state = state.rewind(self.rewind)
             # The prompt of the recipe is for the start of a text, not for one that resumes.
             text = text if "prompt" in self.given else ""
-            last_token, mems = [state.last_token], state.mems
-            history = () if state.read is None else state.read.numpy()
             if state.random is not None and "seed" not in self.given:
                 seed = state.random
-        prompt = [*last_token, *self._tokenize(text, vocab)] or start_of(vocab)
+        prompt = self._tokenize(text, vocab) or ([] if state else start_of(vocab))
         drawing, used = self._drawing(vocab)
         # None: a random state that was saved.
         used["seed"] = seed if isinstance(seed, int) else None
         about = self._said(used, model)
-        drawn = generate(model, prompt, mems=mems, seed=seed, history=history, **drawing)
+        n = REWINDABLE if self.state else 0
+        drawn = generate(model, prompt, state=state, seed=seed, rewindable=n, **drawing)
 
         def save() -> None:
             if self.state:
-                save_state(self.state, drawn, checksum)
-                say(f"saved the memory to {self.state}; the same command resumes from it")
+                drawn.state.save(self.state, checksum)
+                say(f"saved the state to {self.state}; the same command resumes from it")
 
         with save_at_end(save):
             goes_on = self.state is not None
-            writer = TextWriter(vocab, self._stops, prompt, history)
+            writer = TextWriter(vocab, self._stops, prompt, state.tokens if state else ())
             pieces = writer.pieces(drawn, goes_on=goes_on)
             if self.json or self.out:
                 self._show([{"prompt": text, "text": "".join(pieces)}], about)

@@ -94,13 +94,13 @@ def load_with_state(
     """
     if path:
         require_new_file(path, force=True)
-    from transformer_xl.inference.generate import load_state
+    from transformer_xl.inference.generate import State
     from transformer_xl.model import ModelFolder
 
     # Computed first: a running training may replace the weights later.
     checksum = ModelFolder.find(folder).weights.checksum if path else ""
     model, vocab = load(folder, weights)
-    state = load_state(path, checksum, model) if path and path.exists() else None
+    state = State.load(path, checksum, model) if path and path.exists() else None
     return model, vocab, state, checksum
 
 

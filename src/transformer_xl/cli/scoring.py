@@ -91,9 +91,11 @@ class Score(ReadsModel):
                 "surprising, odd lines included; score a text that it was not trained on"
             )
         # Slow imports come after all checks of the arguments.
+        import numpy as np
+
         from transformer_xl.cli.flow import pieces_of, scores
         from transformer_xl.data import Normalizer
-        from transformer_xl.inference.generate import State, save_state
+        from transformer_xl.inference.generate import State
         from transformer_xl.model import Lengths, Reader, ReaderState
 
         model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
@@ -106,9 +108,10 @@ class Score(ReadsModel):
             mems, last_token, offset = reader.state
             if self.state and last_token is not None:
                 random = None if state is None else state.random
-                last = State(mems, last_token, random, offset)
-                save_state(self.state, last, checksum, positions=reader.most_positions)
-                say(f"saved the memory to {self.state}; the same command resumes from it")
+                tokens = np.array([last_token])
+                last = State(source=mems, tokens=tokens, random=random, offset=offset)
+                last.save(self.state, checksum, positions=reader.most_positions)
+                say(f"saved the state to {self.state}; the same command resumes from it")
 
         failures: list[OSError] = []
         # The signals first: a named pipe that nobody has opened yet is waited for.

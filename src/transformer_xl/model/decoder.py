@@ -3,6 +3,7 @@
 All generation uses it: of functions and sessions, the server and transformers.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from typing import Any, cast
 
@@ -40,10 +41,12 @@ class Decoder(ABC):
         state: The state of the streams. :meth:`read` returns the next state without setting it, so
             that an interrupted step can be repeated; calling the decoder sets it.
         kind: How a step runs: eager, compiled (C++) or captured (CUDA).
+        lengths: The lengths with which it reads.
     """
 
     state: Any
     kind: str
+    lengths: Lengths
     _model: Any
 
     @staticmethod
@@ -52,14 +55,15 @@ class Decoder(ABC):
 
         Args:
             model: The model, in evaluation mode and with fixed weights.
-            lengths: The lengths; ``segment_len`` and ``ext_len`` are not used.
+            lengths: The lengths; ``segment_len`` and ``ext_len`` are not used. Every token sees the
+                longest window that they allow.
             memory: The memory of the streams. It is copied.
 
         Raises:
             InputError: The memory does not fit the model.
         """
         model.require_memory(memory)
-        memory = model.keep(memory)
+        memory, lengths = model.keep(memory), lengths.windowed(model.config)
         step, _ = choose_step(model, memory.tensors[0].dtype)
         if step is None:
             return EagerDecoder(model, lengths, memory)
@@ -77,6 +81,11 @@ class Decoder(ABC):
         hidden, self.state = self.read(tokens)
         return hidden
 
+    def is_for(self, model: LanguageModel, lengths: Lengths) -> bool:
+        """Whether it reads with a model and with these lengths."""
+        own, other = (x._replace(segment_len=1, ext_len=0) for x in (self.lengths, lengths))
+        return self._model is model and own == other
+
     def _require_shape(self, tokens: Inputs, config: ModelConfig) -> None:
         F, shape = config.n_features, tuple(tokens.shape)
         if shape != ((self.batch_size, F) if F else (self.batch_size,)):
@@ -93,6 +102,22 @@ class Decoder(ABC):
     @abstractmethod
     def batch_size(self) -> int:
         """Number of streams."""
+
+    @property
+    @abstractmethod
+    def n_positions(self) -> int:
+        """How many positions the longest stream remembers."""
+
+    @abstractmethod
+    def fork(self) -> "Decoder":
+        """Return a decoder that goes on by itself, which shares what does not change."""
+
+    @abstractmethod
+    def rewind(self, n: int) -> None:
+        """Forget the last ``n`` positions of each stream, at most ``n_positions``.
+
+        What follows is exact if the rest has all positions that a token sees.
+        """
 
     @abstractmethod
     def memory(self, rows: Rows | None = None) -> Memory:
@@ -123,14 +148,14 @@ class EagerDecoder(Decoder):
 
     def __init__(self, model: LanguageModel, lengths: Lengths, memory: Memory) -> None:
         self._model = model
-        self._lengths = lengths._replace(segment_len=1, ext_len=0)
+        self.lengths = lengths._replace(segment_len=1, ext_len=0)
         self.state = self._cut(memory)
 
     @torch.no_grad()
     def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], Memory]:
         """See :meth:`Decoder.read`."""
         self._require_shape(tokens, self._model.config)
-        (piece,) = read(self._model, tokens[:, None], self._lengths, self.state)
+        (piece,) = read(self._model, tokens[:, None], self.lengths, self.state)
         return piece.hidden[:, -1], piece.mems
 
     @property
@@ -138,13 +163,26 @@ class EagerDecoder(Decoder):
         """See :meth:`Decoder.batch_size`."""
         return self.state.batch_size
 
+    @property
+    def n_positions(self) -> int:
+        """See :meth:`Decoder.n_positions`."""
+        return len(self.state)
+
+    def fork(self) -> "EagerDecoder":
+        """See :meth:`Decoder.fork`."""
+        return copy.copy(self)
+
+    def rewind(self, n: int) -> None:
+        """See :meth:`Decoder.rewind`."""
+        self.state = self.state.without_last(n)
+
     def memory(self, rows: Rows | None = None) -> Memory:
         """See :meth:`Decoder.memory`."""
         return self.state if rows is None else self.state.select(rows)
 
     def select(self, rows: Rows) -> "EagerDecoder":
         """See :meth:`Decoder.select`."""
-        return EagerDecoder(self._model, self._lengths, self.state.select(rows))
+        return EagerDecoder(self._model, self.lengths, self.state.select(rows))
 
     take = select
 
@@ -160,7 +198,7 @@ class EagerDecoder(Decoder):
     def _cut(self, memory: Memory) -> Memory:
         # A recurrent state is no position.
         is_cut = self._model.remembers_positions
-        return memory.last(self._lengths.mem_len) if is_cut else memory
+        return memory.last(self.lengths.mem_len) if is_cut else memory
 
 
 class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -182,7 +220,7 @@ class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOve
         width = model.config.head_width
         n_offset = width - own_width(width) if model.config.key_offset else 0
         super().__init__(memory, lengths.mem_len, n_offset=n_offset, is_fixed=step.is_fixed)
-        self._model, self._clamp_len, self._make_step = model, lengths.clamp_len, step
+        self._model, self.lengths, self._make_step = model, lengths, step
         limit = min(lengths.attn_len or lengths.mem_len + 1, lengths.mem_len + 1)
         of_layers = model.config.layer_attn_lens or (limit,) * model.config.n_layer
         # How many keys a token sees at most, its own included.
@@ -211,12 +249,15 @@ class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOve
         if [x for owner, name, x in self._maps if getattr(owner, name) is not x]:
             raise InputError(OTHER_ADAPTERS)
         self._require_shape(tokens, self._model.config)
+        reset_at = self._model.config.reset_at
+        if not self.is_fixed and reset_at is not None and bool((tokens == reset_at).any()):
+            self.own()
         self.make_room()
         if self._step is None or self._step.tensors is not self.tensors:
-            # Of as many distances as the ring has slots.
-            if not self._positions or len(self._positions[0].r) != self.capacity:
-                view = View(clamp_len=self._clamp_len, is_fixed=True)
-                encoded: Any = self._model.positions.encode(self._model, self.capacity, 1, view)
+            n = min(self.capacity, self.mem_len + 1)
+            if not self._positions or len(self._positions[0].r) != n:
+                view = View(clamp_len=self.lengths.clamp_len, is_fixed=True)
+                encoded: Any = self._model.positions.encode(self._model, n, 1, view)
                 self._positions = encoded
             self._step = self._make_step(self._model, self, self._positions, self._attn_lens)
         return self._step(tokens.to(self.device)), self.position + 1

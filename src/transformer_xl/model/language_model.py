@@ -255,14 +255,14 @@ class LanguageModel(nn.Module, ABC):
         return memory
 
     @property
+    def can_rewind(self) -> bool:
+        """Whether a memory without its newest positions is that of the text before them."""
+        return self.remembers_positions and not self.depends_on_segments
+
+    @property
     def depends_on_segments(self) -> bool:
         """Whether results depend on the segmentation, even with enough memory."""
         return False
-
-    @property
-    def limits_attention(self) -> bool:
-        """Whether every token can see equally many positions; True of recurrent models, too."""
-        return True
 
     def forward(
         self,

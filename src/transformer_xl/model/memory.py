@@ -162,6 +162,10 @@ class Memory:
         cut = max(self.length - whole("mem_len", mem_len), 0)
         return self.between(cut, self.length).masking(shifted(self.forgotten, cut))
 
+    def without_last(self, n: int) -> "Memory":
+        """Return all positions but the newest ``n``."""
+        return self.between(0, self.length - n).masking(self.forgotten)
+
     def reset(self, rows: Rows) -> "Memory":
         """Return a memory in which all positions are masked for the streams ``rows``."""
         index = stream_numbers(rows, self.batch_size, self.device)

@@ -1,4 +1,4 @@
-"""The ring of a decoder: keys and values, of which the newest replace the oldest."""
+"""The buffers of a decoder: keys and values, of which the newest replace the oldest."""
 
 import copy
 from collections.abc import Sequence
@@ -17,11 +17,14 @@ _Ring = TypeVar("_Ring", bound="Ring")
 
 
 class Ring:
-    """Keys and values of the last ``mem_len`` positions of each stream, and a slot for the next.
+    """Keys and values of the last positions of each stream, and slots for the next ones.
 
     Position n of all streams is at slot (n - origin) % capacity. The softmax does not depend on the
-    order of the keys, so nothing is moved while streams go on. The capacity is ``mem_len + 1``, or
-    less while all streams are shorter: then the ring grows with them.
+    order of the keys, so nothing is moved while streams go on. A fixed ring has ``mem_len + 1``
+    slots, which are used in turns. Any other one is used from front to back: before it is full,
+    what is remembered is copied to the front of a new one. So it lies in the order of the text, on
+    which the rounding of sums depends; and a copy by :meth:`fork` shares the buffers until one of
+    the two has to write where the other one has written.
 
     With ``n_offset``, keys are as :func:`~transformer_xl.model.variants.key_offset.offset_keys`
     arranges them: the last features of a position are in the slot of the next one.
@@ -55,7 +58,8 @@ class Ring:
         if last.forgotten is not None:
             self.first += last.forgotten
         self.position = len(last)
-        self._lay_out(tensors, self.position, self._capacity_for(self.position + 1))
+        self._free: dict[int, bool] | None = None
+        self._lay_out(tensors, self.position)
 
     @property
     def batch_size(self) -> int:
@@ -87,6 +91,25 @@ class Ring:
         """With ``input_recurrence``, the inputs of the first layer."""
         return self.tensors[2][0][0]
 
+    @property
+    def n_positions(self) -> int:
+        """How many positions the only stream remembers."""
+        return self._longest()
+
+    def rewind(self, n: int) -> None:
+        """Forget the last ``n`` positions of each stream, at most ``n_positions``."""
+        self.position -= n
+
+    def fork(self: _Ring) -> _Ring:
+        """Return a ring that goes on by itself; both share the buffers while they can."""
+        if self.is_fixed:
+            return self.select(range(self.batch_size))
+        if self._free is None:
+            self._free = {self.position: True}
+        other = copy.copy(self)
+        other.first = self.first.clone()
+        return other
+
     def make_room(self, M: int = 0) -> None:
         """Copy the positions into new buffers if there is no room, or too much.
 
@@ -94,13 +117,31 @@ class Ring:
             M: Length of a stream that is going to be put in. The next position is counted beside.
         """
         # A fixed one has room from the start, and a GPU is not waited for.
-        if self.is_fixed:
-            return
+        if not (self.is_fixed or self._can_write(M)):
+            self._move(M)
+
+    def own(self) -> None:
+        """Copy the positions into new buffers if others have those of this ring, too."""
+        if self._free is not None:
+            self._move(0)
+
+    def _move(self, M: int) -> None:
         longest = self._longest()
-        span = max(M, longest) + 1
-        capacity = self._capacity_for(span)
-        if span > self.capacity or (self.next_slot == 0 and capacity < self.capacity):
-            self._lay_out(self._newest(longest), longest, capacity)
+        self._lay_out(self._newest(longest), max(M, longest))
+
+    def _can_write(self, M: int) -> bool:
+        """Whether the next position can be written, behind ``M`` of a stream that is put in."""
+        slot = self.position - self._origin
+        # The slot behind it has a part of the key.
+        if slot + 2 > self.capacity or slot < M:
+            return False
+        if self._free is None or M:
+            return self._free is None
+        # dict.pop is atomic: of two rings, one may write.
+        if not self._free.pop(self.position, False):
+            return False
+        self._free[self.position + 1] = True
+        return True
 
     @torch.no_grad()
     def memory(self, rows: Rows | None = None) -> KeysAndValues:
@@ -119,7 +160,7 @@ class Ring:
         """Return a new ring of the streams ``rows``, in that order; repetition is allowed."""
         index, other = self._numbers(rows), copy.copy(self)
         other.tensors = tuple([x.index_select(1, index) for x in layers] for layers in self.tensors)
-        other.first = self.first[index]
+        other.first, other._free = self.first[index], None
         return other
 
     @torch.no_grad()
@@ -136,12 +177,7 @@ class Ring:
     def put(self, row: int, memory: Memory) -> None:
         """Replace the stream of a row by a copy of the only one of a memory."""
         memory = memory.last(self.mem_len).seen()
-        M, before = len(memory), self.position
-        if before < M:
-            # Shifted by a multiple of the capacity, all positions keep their slots.
-            shift = -(-(M - before) // self.capacity) * self.capacity
-            self.position = before + shift
-            self.first += shift
+        M = len(memory)
         self.first[row] = self.position
         self.make_room(M)
         self.first[row] = self.position - M
@@ -151,20 +187,24 @@ class Ring:
 
     def reset(self, rows: Rows) -> None:
         """Have some streams begin with the next position."""
+        self.own()
         self.first[self._numbers(rows)] = self.position
 
     def _numbers(self, rows: Rows) -> Int[Tensor, " rows"]:
         return stream_numbers(rows, self.batch_size, self.first.device)
 
     def _longest(self) -> int:
-        """Return the length of the longest stream, at most ``mem_len``."""
+        """Return the length of the longest stream, or of what is kept of it."""
         first = int(self.first.min()) if len(self.first) else self.position
         return min(self.position - first, self.mem_len)
 
-    def _capacity_for(self, span: int) -> int:
-        """Return the capacity to allocate for ``span`` positions, the next one included."""
-        largest = self.mem_len + 1
-        return largest if self.is_fixed else min(largest, max(_LEAST_CAPACITY, 2 * span))
+    def _capacity_for(self, M: int) -> int:
+        """Return the capacity to allocate for ``M`` positions and the next ones."""
+        kept = self.mem_len
+        if self.is_fixed:
+            return kept + 1
+        # A full one is copied for each quarter of its length: less than reading it four times.
+        return max(_LEAST_CAPACITY, min(2 * (M + 1), kept + kept // 4 + 2))
 
     def _slots(self, start: int, stop: int) -> Int[Tensor, " n"]:
         """Return the slots of the positions from ``start`` to ``stop``."""
@@ -181,16 +221,18 @@ class Ring:
                 x[..., -self.n_offset :] = ring.index_select(2, after)[..., -self.n_offset :]
         return tensors
 
-    def _lay_out(self, tensors: Sequence[Sequence[Tensor]], M: int, capacity: int) -> None:
-        """Copy the newest ``M`` positions into new buffers."""
-        slots = torch.arange(M + 1, device=self.first.device) % capacity
+    def _lay_out(self, tensors: Sequence[Sequence[Tensor]], M: int) -> None:
+        """Copy the newest positions into new buffers with room for ``M`` in front of the next."""
+        n, capacity = tensors[0][0].shape[2], self._capacity_for(M)
+        slots = torch.arange(M - n, M + 1, device=self.first.device) % capacity
         # Zeros, as masked positions are multiplied by zero and must be finite.
         new = tuple(
             [x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in layers] for layers in tensors
         )
-        self._write(new, tensors, slots, slice(None), self.first - (self.position - M))
+        self._write(new, tensors, slots, slice(None), self.first - (self.position - n))
         # In one assignment, so that an interrupt leaves a consistent ring.
-        self.tensors, self.capacity, self._origin = new, capacity, self.position - M
+        layout = new, capacity, self.position - M, None
+        self.tensors, self.capacity, self._origin, self._free = layout
 
     def _write(
         self,

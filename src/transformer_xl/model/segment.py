@@ -81,6 +81,10 @@ class Lengths(NamedTuple):
         """Whether every token sees the same number of positions, whatever the segmentation."""
         return self.attn_len is not None and self.attn_len <= self.window(config)
 
+    def n_spare(self, config: ModelConfig) -> int:
+        """Return how many more positions are kept than a token sees."""
+        return max(self.window(config) - (self.attn_len or self.mem_len + 1), 0)
+
     def windowed(self, config: ModelConfig) -> "Lengths":
         """Return lengths that are windowed, with the longest window that they allow."""
         is_windowed = self.is_windowed(config)

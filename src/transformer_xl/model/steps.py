@@ -30,7 +30,8 @@ class Step(ABC):
     Args:
         model: The model, in evaluation mode and with fixed weights.
         ring: Keys and values; in fixed buffers if ``is_fixed``.
-        positions: The positions of as many distances as the ring has slots, for each layer.
+        positions: The positions of as many distances as a token can see, for each layer; of a ring
+            that is fixed, of as many as it has slots.
         attn_lens: How many keys a token sees at most in each layer, its own included.
 
     Attributes:

@@ -195,8 +195,8 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         last token, which the model has not read yet. `texts` are the same tokens as text.
         """
         state = await service.with_session(sessions.peek, name)
-        n_remembered, read = len(state.mems), [] if state.read is None else state.read.tolist()
-        tokens = [*(read[-n_remembered:] if n_remembered else ()), state.last_token]
+        n_remembered = min(state.n_positions, service.model.config.mem_len)
+        tokens = state.tokens[-n_remembered - 1 :].tolist()
         decoder, texts = service.vocab.stream_decoder(), []
         for token in tokens:
             # The first one as at the beginning of a line.

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
@@ -179,7 +180,7 @@ class Answer:
         # Of a session: the token that was sampled and not read, and those in the memory.
         unread, before = (), ()
         if state is not None:
-            unread, before = (state.last_token,), () if state.read is None else state.read.numpy()
+            unread, before = (state.last_token,), state.tokens[:-1]
         seed = body.seed
         random = state.random if state and seed is None else None
         if seed is None and random is None:
@@ -222,8 +223,7 @@ class Answer:
                 text = Text(
                     vocab=service.vocab,
                     prompt=(*context, *ids),
-                    mems=None if state is None else state.mems,
-                    before=before,
+                    start=state,
                     stop=stops,
                     generator=generator,
                     sampler=sampler,
@@ -257,7 +257,7 @@ class Answer:
         state = part.state
         try:
             if state is not None:
-                state = state._replace(note=json.dumps({"turns": self._turns + 1}))
+                state = replace(state, note=json.dumps({"turns": self._turns + 1}))
             await asyncio.to_thread(self._service.sessions.close, name, state)
         except Exception as error:
             # Whatever failed, the request still waits for the end.

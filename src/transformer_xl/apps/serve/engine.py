@@ -16,7 +16,8 @@ from transformer_xl.apps.serve.errors import NotStartedError
 from transformer_xl.apps.serve.prompt_reading import PromptReader
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.texts import Part, Reason, Scored, Text
-from transformer_xl.model import Decoder, LanguageModel, Lengths, Memory
+from transformer_xl.inference.generate import REWINDABLE, prompt_lengths
+from transformer_xl.model import Decoder, LanguageModel, Memory
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -39,7 +40,7 @@ class Batch:
 
     def __init__(self, model: LanguageModel, max_batch: int) -> None:
         self._model, self._max_batch = model, max_batch
-        self._lengths = Lengths.of(model.config, segment_len=1, ext_len=0)
+        self._lengths = prompt_lengths(model, None, REWINDABLE)
         self._decoder: Decoder
         self.rows: list[Text | None] = []
 
@@ -342,7 +343,8 @@ class Engine:
 
     def _end(self, text: Text, reason: Reason, mems: Memory | None = None) -> None:
         """Queue the last part of a text, with the state for its session if it keeps one."""
-        self._parts.append((text, text.end(reason, mems)))
+        rewindable = 0 if mems is None else self._reader.rewindable(text)
+        self._parts.append((text, text.end(reason, mems, rewindable)))
 
     def _give_up(self, dequeued: Sequence[Text]) -> None:
         """End all texts as failed, but those that have ended, and begin with an empty batch.

@@ -1,9 +1,7 @@
-"""Prompts, read batched and in chunks.
+"""Prompts, read batched and in chunks, so that the steps of other texts are not delayed for long.
 
-:func:`transformer_xl.generate` reads a prompt in segments, within which a token sees more
-than the memory holds. Here a segment is read in smaller chunks, and the memory is truncated only at
-the end of a segment: the results are the same, up to rounding, and the steps of other texts are
-not delayed for long.
+Every token sees equally many positions, as with :func:`transformer_xl.generate`, so that results
+are the same, up to rounding.
 """
 
 from collections.abc import Sequence
@@ -11,7 +9,13 @@ from collections.abc import Sequence
 import torch
 
 from transformer_xl.apps.serve.texts import Text
-from transformer_xl.inference.generate import PROMPT_SEGMENT, prompt_lengths, text_start
+from transformer_xl.inference.generate import (
+    PROMPT_SEGMENT,
+    REWINDABLE,
+    prompt_lengths,
+    rewindable_after,
+    text_start,
+)
 from transformer_xl.model import LanguageModel, Memory, read
 
 _CHUNKS_PER_BATCH = 8
@@ -22,8 +26,7 @@ class PromptReader:
     """Reads the prompts of texts, at most ``piece`` tokens of each at once."""
 
     def __init__(self, model: LanguageModel, piece: int) -> None:
-        self._model, self._mem_len = model, model.config.mem_len
-        self._lengths = prompt_lengths(model, None)
+        self._model, self._lengths = model, prompt_lengths(model, None, REWINDABLE)
         self._start = text_start(model, self._lengths)
         self._is_kept = self._start.has_keys
         # Where results depend on the bounds of segments, a segment is read as a whole.
@@ -32,8 +35,16 @@ class PromptReader:
 
     def begin(self, text: Text) -> None:
         """Set the memory before the first token of a prompt."""
-        mems = self._start if text.mems is None else self._model.keep(text.mems)
+        mems = self._start if text.start is None else self._model.keep(text.start.mems)
         text.mems = mems.seen()
+
+    def rewindable(self, text: Text) -> int:
+        """Return by how many tokens the state of a text can be rewound at its end."""
+        start, n_begin = text.start, len(self._start)
+        known = (n_begin, n_begin) if start is None else (start.rewindable, start.n_positions)
+        # The last token is not in the memory.
+        n = text.n_read + max(len(text.written) - 1, 0)
+        return rewindable_after(*known, n, self._lengths, self._model)
 
     def read(self, texts: Sequence[Text]) -> None:
         """Read a chunk of the first prompt, batched with chunks of others."""
@@ -51,8 +62,8 @@ class PromptReader:
             tokens[row, : len(chunk)] = torch.tensor(chunk, dtype=torch.int64)
         memories = [text.mems for text in group if text.mems is not None]
         before = memories[0] if len(group) == 1 else Memory.cat(memories)
-        # The memory is truncated only at the end of a segment.
-        mem_len = len(before) + longest if self._is_kept else self._mem_len
+        # Of rows that end earlier, padding is at the end of the memory: it is cut below.
+        mem_len = len(before) + longest if self._is_kept else self._lengths.mem_len
         (piece,) = read(self._model, tokens, self._lengths._replace(mem_len=mem_len), before)
         for row, (text, memory) in enumerate(zip(group, memories, strict=True)):
             length = self._length(text)
@@ -65,15 +76,12 @@ class PromptReader:
                 text.mems = piece.mems.between(first, stop).select([row])
 
     def _length(self, text: Text) -> int:
-        """Return the length of the next chunk, which ends at most at the end of a segment."""
-        left = len(text.to_read) - text.n_read
-        return min(left, self._piece, PROMPT_SEGMENT - text.n_read % PROMPT_SEGMENT)
+        """Return the length of the next chunk."""
+        return min(len(text.to_read) - text.n_read, self._piece)
 
     def _first(self, text: Text, first: int, stop: int) -> int:
         """Return the first position that is remembered of those from ``first`` to ``stop``."""
         ids = text.to_read[max(text.n_read - (stop - first), 0) : text.n_read]
         if (reset_at := self._model.config.reset_at) in ids:
             first = max(first, stop - 1 - ids[::-1].index(reset_at))
-        if text.is_read or text.n_read % PROMPT_SEGMENT == 0:
-            first = max(first, stop - self._mem_len)
-        return first
+        return max(first, stop - self._lengths.mem_len)

@@ -18,15 +18,11 @@ from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.config import GenerateConfig, total_memory
 from transformer_xl.data import Vocab
 from transformer_xl.errors import TxlError
-from transformer_xl.inference.generate import Sampler, Sampling
+from transformer_xl.inference.generate import REWINDABLE, Sampler, Sampling, State, prompt_lengths
 from transformer_xl.model import LanguageModel, require_bytes
 
 T = TypeVar("T")
 log = logging.getLogger("transformer_xl.serve")
-
-
-_OTHER_BYTES = 6_000
-"""Bytes of a session beside its memory and its tokens, about: the state of random numbers."""
 
 
 class Service:
@@ -50,7 +46,8 @@ class Service:
         name: str,
         generation: GenerateConfig | None = None,
     ) -> None:
-        each, n_texts = model.memory_bytes(model.config.mem_len), settings.max_batch
+        kept = prompt_lengths(model, None, REWINDABLE).mem_len
+        each, n_texts = model.memory_bytes(kept), settings.max_batch
         fitting = (total_memory(model.device) or 0) // max(each, 1)
         require_bytes(
             "the memories of all texts, once full,",
@@ -66,10 +63,7 @@ class Service:
         self.sampler()
         self.created = int(time.time())
         self.n_streams = 0
-        # The memory, the tokens in it, and the state of the random numbers.
-        mem_len = model.config.mem_len
-        n_tokens = max(mem_len, GenerateConfig.MAX_HISTORY)
-        largest = model.memory_bytes(mem_len) + 4 * n_tokens + _OTHER_BYTES
+        largest = State.largest(model, kept)
         self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver)
         self.metrics = registry = CollectorRegistry()

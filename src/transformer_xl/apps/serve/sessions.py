@@ -21,7 +21,7 @@ from transformer_xl.apps.serve.choices import Json
 from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.schemas import NAME
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.inference.generate import State, load_state, save_state
+from transformer_xl.inference.generate import State
 from transformer_xl.model import LanguageModel, WeightsFiles
 
 log = logging.getLogger("transformer_xl.serve")
@@ -169,7 +169,7 @@ class Sessions:
             message = f"the file of session {name!r} is no regular file: take another name"
             raise SessionError(409, "session_not_a_file", message)
         try:
-            return load_state(path, self._weights, self._model, follow=False)
+            return State.load(path, self._weights, self._model, follow=False)
         except FileNotFoundError:
             # Where the folder is gone, too, it may come back, as a disk that was unmounted does.
             if not self._folder.is_dir():
@@ -188,7 +188,7 @@ class Sessions:
         path = path_of(self._folder, name)
         if not _may_be_file(path):
             raise OSError(f"{path} is no regular file")
-        save_state(path, state, self._weights)
+        state.save(path, self._weights)
 
     def _release(self, name: str) -> None:
         with self._lock:

@@ -16,9 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config import GenerateConfig
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import History, Sampler, State, TextWriter
+from transformer_xl.inference.generate import History, Sampler, State, TextWriter, joined
 from transformer_xl.model import Memory
 
 _PROMPT_CONTEXT = 1024
@@ -80,10 +79,8 @@ class Text:
     max_tokens: int
     sink: Callable[[Part], None]
     """Called with each part in the thread of the engine's ``deliver``; it must not block."""
-    mems: Memory | None = None
-    """The memory; None: as at the start of a text, after the preface of the model."""
-    before: Sequence[int] | np.ndarray = ()
-    """The tokens in that memory, as far as they are known."""
+    start: State | None = None
+    """What it goes on from. None: from the start of a text, after the preface of the model."""
     stop: Sequence[str] = ()
     logprobs: int | None = None
     """How many of the most probable tokens are returned for each; None: no scores."""
@@ -95,6 +92,8 @@ class Text:
     is_cancelled: bool = False
     """Set by any thread to end it."""
     written: list[int] = field(default_factory=list)
+    mems: Memory | None = None
+    """The memory, once the prompt is being read."""
     n_read: int = 0
     """How many tokens of the prompt are in the memory."""
     hidden: Float[Tensor, "1 D"] | None = None
@@ -109,6 +108,11 @@ class Text:
         self._decoded = self._settled = self._returned = self.offset
         self._held: list[Token] = []
         self._held_text = ""
+
+    @property
+    def before(self) -> Tokens:
+        """The tokens in the memory that it begins with, as far as they are known."""
+        return () if self.start is None else self.start.tokens[:-1]
 
     @property
     def to_read(self) -> tuple[int, ...]:
@@ -164,10 +168,15 @@ class Text:
         n = max(whole, default=0)
         return self._returning(n, self._held[n - 1].stop - self._returned) if n else Part()
 
-    def end(self, reason: Reason, mems: Memory | None = None) -> Part:
-        """End the text; return what was held back. ``mems``: the memory of all but its last token.
+    def end(self, reason: Reason, mems: Memory | None = None, rewindable: int = 0) -> Part:
+        """End the text; return what was held back, and the state if it keeps it.
 
         Of a session an incomplete character is left to the next text.
+
+        Args:
+            reason: Why it ends.
+            mems: The memory of all but its last token.
+            rewindable: By how many tokens it can be rewound.
         """
         if reason == "failed":
             return Part(reason=reason)
@@ -182,11 +191,15 @@ class Text:
         part = self._returning(len(self._held), len(self._held_text))
         if mems is None or not self.keeps_state:
             return part._replace(reason=reason)
-        # At most what is remembered, and what penalties can see.
-        most = max(len(mems), GenerateConfig.MAX_HISTORY)
-        read = [*self.before[-most:], *self.prompt[-most - 1 :], *self.written][:-1]
-        known = torch.tensor(read[-most:], dtype=torch.int32)
-        state = State(mems, self.last_token, self.generator.get_state(), read=known)
+        tokens = joined(self.before, self.prompt, self.written, most=State.MOST_TOKENS)
+        n_before = 0 if self.start is None else self.start.n_tokens - 1
+        state = State(
+            source=mems,
+            tokens=tokens,
+            random=self.generator.get_state(),
+            rewindable=rewindable,
+            n_tokens=n_before + len(self.prompt) + len(self.written),
+        )
         return part._replace(reason=reason, state=state)
 
     def _settle(self, text: str) -> None:

@@ -1,18 +1,19 @@
-from .batch import Generation, GenerationBatch, generate, generate_batch, seed_of
-from .history import History
+from .batch import Generation, GenerationBatch, generate, generate_batch
+from .history import History, joined
 from .prompts import PROMPT_SEGMENT, prompt_lengths, text_start
+from .random_numbers import seed_of
 from .sampler import Sampler
 from .sampling import Sampling
-from .session import Mark, Session, from_pretrained
-from .state import State, load_state, save_state
+from .session import REWINDABLE, Session, from_pretrained
+from .state import State, rewindable_after
 from .text_writer import TextWriter, prompt_for
 
 __all__ = [
     "PROMPT_SEGMENT",
+    "REWINDABLE",
     "Generation",
     "GenerationBatch",
     "History",
-    "Mark",
     "Sampler",
     "Sampling",
     "Session",
@@ -21,10 +22,10 @@ __all__ = [
     "from_pretrained",
     "generate",
     "generate_batch",
-    "load_state",
+    "joined",
     "prompt_for",
     "prompt_lengths",
-    "save_state",
+    "rewindable_after",
     "seed_of",
     "text_start",
 ]

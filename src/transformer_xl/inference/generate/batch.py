@@ -4,19 +4,20 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
-import numpy as np
 import torch
-from jaxtyping import Float, Int, Int32, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from transformer_xl.data import Vocab
 from transformer_xl.errors import InputError
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.prompts import Prompts, prompt_lengths
+from transformer_xl.inference.generate.random_numbers import random_numbers, seed_of
 from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.sampling import Sampling
+from transformer_xl.inference.generate.state import State, rewindable_after
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import (
     Decoder,
@@ -29,42 +30,6 @@ from transformer_xl.model import (
     shown,
     whole,
 )
-
-
-def random_numbers(seed: SupportsIndex | Tensor | None, n: int = 0) -> torch.Generator:
-    """Return the generator of text ``n`` of a batch.
-
-    Its seed is ``seed + n``, or nondeterministic if that is None; or it has a saved state.
-
-    Raises:
-        ValueError: The seed is neither a 64-bit integer nor a state.
-    """
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    elif isinstance(seed, Tensor) and seed.ndim:
-        try:
-            generator.set_state(seed.cpu())
-        except (RuntimeError, TypeError) as error:
-            raise InputError(
-                f"seed is no state of random numbers ({error}): hand in an integer, or the "
-                "random_state of another text"
-            ) from error
-    else:
-        # torch takes unsigned seeds.
-        generator.manual_seed(seed_of(seed, n) % 2**64)
-    return generator
-
-
-def seed_of(seed: SupportsIndex, n: int) -> int:
-    """Return the seed of text ``n`` of a batch: ``seed + n``.
-
-    Seeds are signed or unsigned 64-bit integers; the largest one wraps around to 0.
-    """
-    number = whole("seed", seed, -(2**63))
-    if number >= 2**64:
-        raise InputError(f"seed={number} must be below 2**64")
-    return (number + n) % 2**64 if number + n >= 2**64 else number + n
 
 
 @dataclass(frozen=True)
@@ -103,31 +68,33 @@ class GenerationBatch(Iterator[dict[int, int]]):
         model: The model.
         prompts: The prompts in tokens.
         length: Number of tokens to generate for each. None: without end.
-        mems: The memory to start with, or a decoder, which goes on. None: start of a text.
+        mems: The memory to start with. None: start of a text.
         sampler: The sampler.
         seeds: Random seed of each text, as for :func:`random_numbers`.
         lengths: How much of the memory is kept and read.
-        before: The last tokens in the memory, for penalties and for decoding.
+        state: The state with which a single text goes on: its prompt begins with its last token.
     """
 
     def __init__(
         self,
         model: LanguageModel,
-        prompts: Sequence[object],
+        prompts: Sequence[Any],
         length: SupportsIndex | None,
-        mems: Memory | Decoder | None,
+        mems: Memory | None,
         sampler: Sampler,
         seeds: Sequence[SupportsIndex | Tensor | None],
         lengths: Lengths,
-        before: object = (),
+        state: State | None = None,
     ) -> None:
         self._length: int | None = whole("length", length)
-        decoder = mems if isinstance(mems, Decoder) else None
-        start = None if isinstance(mems, Decoder) else mems
-        self._prompts = Prompts(model, prompts, start, lengths, self._length)
+        decoder, known = None, ()
+        if state is not None:
+            known = state.tokens[:-1]
+            decoder = state.decoder(model, lengths) if len(prompts[0]) == 1 else None
+            mems = state.mems if decoder is None else None
+        self._prompts = Prompts(model, prompts, mems, lengths, self._length)
         self._model, self._sampler, self._modules = model, sampler, [*model.modules()]
-        known = as_tokens(before, model.config, "the history").tolist()
-        tokens = self._prompts.tokens
+        self._start, tokens = state, self._prompts.tokens
         self._now = _Progress(
             range(len(tokens)),
             tokens,
@@ -158,18 +125,28 @@ class GenerationBatch(Iterator[dict[int, int]]):
             decoder.state = self._now.state
         return decoder
 
-    @property
-    def last_tokens(self) -> list[int]:
-        """The last token of each text in ``texts``."""
-        return [ids[-1] for ids in self._now.unread]
-
     def random_state(self, text: int) -> UInt8[Tensor, " bytes"]:
         """Return the state of the random number generator of a text, before its next token."""
         return self._now.random[text]
 
-    def history(self, text: int) -> History:
-        """Return the last tokens of a text."""
-        return self._now.histories[text]
+    def state(self) -> State:
+        """Return the state of the only text, of which a prompt is read, all but its last token."""
+        now, start, lengths = self._now, self._start, self._prompts.lengths
+        history, decoder = now.histories[0], self.decoder()
+        source = self._prompts.before_last() if decoder is None else decoder.fork()
+        n_known = 0 if start is None else start.n_tokens
+        n_new = history.size - (0 if start is None else len(start.tokens))
+        # Behind the last token of the state it goes on from, or of nothing.
+        before, length = (start.rewindable, start.n_positions) if start else self._prompts.at_start
+        n_read = n_new if start else n_new - 1
+        rewindable = rewindable_after(before, length, n_read, lengths, self._model)
+        return State(
+            source=source,
+            tokens=history.kept,
+            random=now.random[0],
+            rewindable=rewindable,
+            n_tokens=n_known + n_new,
+        )
 
     def _goes_on(self, text: int) -> bool:
         is_full = self._now.n_drawn == self._length
@@ -265,11 +242,9 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
 
 class Generation(Iterator[int]):
-    """An iterator over the sampled tokens of one text, with its memory.
+    """An iterator over the sampled tokens of one text, with its state.
 
-    ``mems`` has read the prompt and all tokens so far but ``last_token``, so ``generate(model,
-    [g.last_token], mems=g.mems, history=g.history, seed=g.random_state)`` continues the text;
-    without penalties it needs no ``history``.
+    ``generate(model, state=generation.state)`` continues the text.
     """
 
     def __init__(self, batch: GenerationBatch) -> None:
@@ -283,38 +258,24 @@ class Generation(Iterator[int]):
         return self._batch.decode(vocab, stop)[0]
 
     @property
-    def mems(self) -> Memory:
-        """A copy of the memory; before the first token is sampled, the initial one."""
-        return self._batch.mems
-
-    @property
-    def last_token(self) -> int:
-        """The last token, which is not in the memory yet."""
-        return self._batch.last_tokens[0]
-
-    @property
-    def history(self) -> Int32[np.ndarray, " n"]:
-        """The tokens before ``last_token`` that penalties can see, 4,096 at most."""
-        return self._batch.history(0).kept[:-1].copy()
-
-    @property
-    def random_state(self) -> UInt8[Tensor, " bytes"]:
-        """State of the random number generator before the next token."""
-        return self._batch.random_state(0)
+    def state(self) -> State:
+        """The state after the tokens so far, which later ones do not change."""
+        return self._batch.state()
 
 
 def generate(
     model: LanguageModel,
-    ids: Sequence[int] | Int[Tensor, " length"],
+    ids: Sequence[int] | Int[Tensor, " length"] = (),
     sampling: Sampling | None = None,
     *,
     length: int | None = None,
+    state: State | None = None,
     mems: Memory | None = None,
     seed: int | UInt8[Tensor, " bytes"] | None = None,
     mem_len: int | None = None,
-    history: Sequence[int] | Int[np.ndarray, " n"] | Int[Tensor, " n"] = (),
+    rewindable: int = 0,
 ) -> Generation:
-    """Continue a prompt, token by token.
+    """Continue a prompt, or a text with its state, token by token.
 
     Time and memory per token are constant. Settings of a recipe are not used: the defaults sample
     from the distribution of the model. `txl generate` and `txl serve` generate the same text for
@@ -322,39 +283,48 @@ def generate(
 
     Args:
         model: The model. It reads in evaluation mode; its mode is restored after each token.
-        ids: The prompt in tokens, at least one.
+        ids: The prompt in tokens; at least one without ``state``.
         sampling: How a token is drawn. None: from the distribution of the model.
         length: Number of tokens to generate. None: without end.
-        mems: The memory to start with, of one stream. None: start of a text.
-        seed: Random seed, or the ``random_state`` of a generation to continue. None: a different
-            one each time.
+        state: The state of the text that goes on; the prompt is read behind it, and the random
+            numbers go on without ``seed``. None: a new text.
+        mems: The memory to start with, of one stream, in place of a state. None: start of a text.
+        seed: Random seed, or a state of random numbers. None: a different one each time.
         mem_len: Memory length. None: as configured.
-        history: The last tokens in ``mems``, which penalties see, too, and which complete a
-            character that they begin.
+        rewindable: By how many tokens the state can be rewound later, at least, once as many were
+            read; as many positions are kept beyond ``mem_len``. Models whose results depend on the
+            segmentation cannot be rewound.
 
     Returns:
-        An iterator over the new tokens, with the memory in its ``mems``; its ``decode(vocab)``
-        returns them as text.
+        An iterator over the new tokens, with the text's state in its ``state``; its
+        ``decode(vocab)`` returns them as text.
 
     Raises:
         ValueError: The prompt is empty or has a token outside the vocabulary, a setting is of a
-            wrong type or out of range, or the memory does not fit the model.
+            wrong type or out of range, or memory or state do not fit the model.
 
     Example:
         >>> from transformer_xl import from_pretrained
         >>> model, vocab = from_pretrained("shakespeare")
         >>> greedy = Sampling(temperature=0)
-        >>> generation = generate(model, vocab.encode("ROMEO:"), greedy, length=10)
-        >>> len(list(generation)), len(generation.mems) > 0
-        (10, True)
+        >>> text = generate(model, vocab.encode("ROMEO:"), greedy, length=10)
+        >>> tokens = list(text) + list(generate(model, state=text.state, sampling=greedy, length=5))
+        >>> tokens == list(generate(model, vocab.encode("ROMEO:"), greedy, length=15))
+        True
     """
     if isinstance(mems, Memory) and mems.batch_size != 1:
         raise InputError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
     vocab_size = require_model(model).config.vocab_size
-    sampler, lengths = Sampler(sampling, vocab_size), prompt_lengths(model, mem_len)
-    return Generation(
-        GenerationBatch(model, [ids], length, mems, sampler, [seed], lengths, history)
-    )
+    sampler, lengths = Sampler(sampling, vocab_size), prompt_lengths(model, mem_len, rewindable)
+    if state is not None:
+        if not isinstance(state, State) or mems is not None:
+            raise InputError(
+                f"state={shown(state)} must be the state of a text, and mems is for a text "
+                "without: give generation.state, session.state or State.load(...) alone"
+            )
+        ids = [state.last_token, *as_tokens(ids, model.config, "the prompt").tolist()]
+        seed = state.random if seed is None else seed
+    return Generation(GenerationBatch(model, [ids], length, mems, sampler, [seed], lengths, state))
 
 
 def generate_batch(

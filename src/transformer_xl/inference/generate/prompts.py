@@ -20,6 +20,7 @@ from transformer_xl.model import (
     read,
     read_all,
     shown,
+    whole,
 )
 
 PROMPT_SEGMENT = 512
@@ -78,6 +79,20 @@ class Prompts:
             return text_start(self._model, self.lengths)
         return self._model.keep(self._start)
 
+    @property
+    def at_start(self) -> tuple[int, int]:
+        """By how many tokens the start can be rewound, and its number of positions."""
+        n = len(self.mems)
+        return (n if self._start is None else 0), n
+
+    def before_last(self) -> Memory:
+        """Return the memory of the only prompt, all but its last token."""
+        ids, mems = self.tokens[0][:-1], self.mems
+        if not ids:
+            return mems
+        with torch.no_grad(), evaluating(self._model):
+            return read_all(self._model, torch.tensor([ids]), self.lengths, mems)
+
     def read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], Memory]:
         """Read some prompts, without duplicates, those of the same length as a batch.
 
@@ -106,26 +121,36 @@ class Prompts:
         return torch.cat(hidden)[back], selected(memory, back)
 
 
-def prompt_lengths(model: LanguageModel, mem_len: SupportsIndex | None) -> Lengths:
+def prompt_lengths(
+    model: LanguageModel, mem_len: SupportsIndex | None, rewindable: SupportsIndex = 0
+) -> Lengths:
     """Return the lengths with which prompts are read and continued.
+
+    Every token sees equally many positions, so that results do not depend on the segmentation.
 
     Args:
         model: The model.
         mem_len: Memory length. None: as configured.
+        rewindable: How many positions are kept beyond those that a token sees; none of a model
+            whose results depend on the segmentation.
 
     Raises:
-        ValueError: It is out of range, or has no effect in such a model.
+        ValueError: A length is out of range, or has no effect in such a model.
     """
     model.require_mem_len(mem_len)
     # Nothing is read again.
-    return Lengths.of(model.config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
+    lengths = Lengths.of(model.config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
+    windowed, n = lengths.windowed(model.config), whole("rewindable", rewindable)
+    if not n or not lengths.mem_len or not model.can_rewind:
+        return windowed
+    return windowed._replace(mem_len=lengths.mem_len + n)
 
 
 @torch.no_grad()
-def text_start(model: LanguageModel, lengths: Lengths) -> Memory:
+def text_start(model: LanguageModel, lengths: Lengths, *, preface: bool = True) -> Memory:
     """Return the memory with which a generated text begins: that after the preface, if any."""
     mems = model.keep(model.start_memory(1, lengths.mem_len))
-    if not model.preface:
+    if not (preface and model.preface):
         return mems
     with evaluating(model):
         return read_all(model, torch.tensor([model.preface]), lengths, mems)

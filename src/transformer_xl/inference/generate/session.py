@@ -3,32 +3,28 @@
 States can be saved to files.
 """
 
+import copy
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Int32
-from torch import Tensor
 
 from transformer_xl.config import pick_device
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.errors import DataError, InputError
-from transformer_xl.inference.generate.batch import GenerationBatch, random_numbers
-from transformer_xl.inference.generate.history import History
-from transformer_xl.inference.generate.prompts import prompt_lengths
+from transformer_xl.inference.generate.batch import GenerationBatch
+from transformer_xl.inference.generate.history import joined
+from transformer_xl.inference.generate.prompts import prompt_lengths, text_start
+from transformer_xl.inference.generate.random_numbers import random_numbers
 from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.sampling import Sampling
-from transformer_xl.inference.generate.state import (
-    State,
-    load_state,
-    save_state,
-)
+from transformer_xl.inference.generate.state import State, rewindable_after
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import (
     LanguageModel,
+    Lengths,
+    Memory,
     ModelFolder,
     Reader,
     ReaderState,
@@ -84,15 +80,8 @@ def from_pretrained(
     return compact(model.to(device or torch.device("cpu")), weights), vocab
 
 
-class Mark(NamedTuple):
-    """A snapshot of a session, to rewind to."""
-
-    model: LanguageModel
-    state: ReaderState
-    random: Tensor
-    """The state of the random number generator."""
-    history: Int32[np.ndarray, " n"]
-    """The last tokens, for penalties and for decoding."""
+REWINDABLE = 256
+"""Tokens by which a session can be rewound, by default."""
 
 
 class Session:
@@ -111,12 +100,16 @@ class Session:
         mem_len: Memory length. None: as configured.
         seed: Random seed. None: a different one each time.
         preface: Whether the text begins after the preface of the model, if it has one.
+        rewindable: How many tokens can be taken back at least, once as many were read.
 
     Example:
         >>> session = Session.open("shakespeare", seed=1)
         >>> scores = session.write("ROMEO: ", scored=True)
         >>> len(scores), len("".join(session.generate(20)))
         (7, 20)
+        >>> session.rewind(20)
+        >>> session.state.n_tokens
+        7
     """
 
     def __init__(
@@ -127,6 +120,7 @@ class Session:
         mem_len: int | None = None,
         seed: int | None = None,
         preface: bool = True,
+        rewindable: int = REWINDABLE,
     ) -> None:
         config = require_model(model).config
         if not isinstance(vocab, Vocab) or len(vocab) != config.vocab_size:
@@ -134,22 +128,17 @@ class Session:
                 f"vocab={shown(vocab)} is no vocabulary of {config.vocab_size} symbols, as the "
                 "model has: load_vocab(folder) reads the one beside a model"
             )
-        lengths = prompt_lengths(model, mem_len)
-        self.model, self.vocab, self.mem_len = model, vocab, lengths.mem_len
-        self._chosen, self._weights = mem_len, ""
-        # A model that cannot limit what a token sees of its segment reads one token at a time.
-        one = lengths._replace(segment_len=1)
-        windowed = lengths.windowed(model.config)
-        self._reader = Reader(model, windowed if model.limits_attention else one)
-        self._random: Tensor = random_numbers(seed).get_state()
-        self._history = History()
-        # The current generation, and whether it is ahead of the reader.
+        self._lengths = prompt_lengths(model, mem_len, rewindable)
+        model.require_capacity(self._lengths.mem_len)
+        self.model, self.vocab = model, vocab
+        self.mem_len = Lengths.of(model.config, mem_len=mem_len).mem_len
+        self._weights, self._random = "", random_numbers(seed).get_state()
+        # The memory of an empty text; None: the text has a state.
+        self._begin = text_start(model, self._lengths, preface=preface)
+        self._state: State | None = None
+        # The current generation, if it is ahead of the state.
         self._writing: GenerationBatch | None = None
         self._is_ahead = False
-        if preface and model.preface:
-            # The last token that is read does not enter the memory: one more, which is forgotten.
-            self._reader.read([*model.preface, 0], scored=False)
-            self._reader.state = self._reader.state._replace(last_token=None)
 
     @classmethod
     def open(
@@ -160,12 +149,15 @@ class Session:
         weights: Weights = "float32",
         seed: int | None = None,
         preface: bool = True,
+        rewindable: int = REWINDABLE,
     ) -> "Session":
         """Start a session with a model that :func:`from_pretrained` loads."""
         # Before loading, as a training may replace the file later.
         checksum = ModelFolder.find(folder).weights.checksum
         model, vocab = from_pretrained(folder, pick_device(), weights)
-        session = cls(model, vocab, mem_len=mem_len, seed=seed, preface=preface)
+        session = cls(
+            *(model, vocab), mem_len=mem_len, seed=seed, preface=preface, rewindable=rewindable
+        )
         session._weights = checksum
         return session
 
@@ -177,55 +169,79 @@ class Session:
         *,
         mem_len: int | None = None,
         weights: Weights = "float32",
+        rewindable: int = REWINDABLE,
     ) -> "Session":
         """Resume a session from a file of :meth:`save` or ``txl generate --state``.
 
         The other arguments are those of :meth:`open`. With the same ``mem_len``, ``weights``,
         machine and number of threads, it continues with exactly the same tokens.
         """
-        session = cls.open(folder, mem_len=mem_len, weights=weights, preface=False)
-        state = load_state(Path(path), session._weights, session.model)
-        is_cut = session.model.remembers_positions
-        mems = state.mems.last(session.mem_len) if is_cut else state.mems
-        session._reader.state = ReaderState(mems, state.last_token)
-        read = () if state.read is None else state.read.numpy()
-        session._history = History(read, [state.last_token])
-        if state.random is not None:
-            session._random = state.random
+        session = cls.open(
+            folder, mem_len=mem_len, weights=weights, preface=False, rewindable=rewindable
+        )
+        session.state = State.load(Path(path), session._weights, session.model)
         return session
 
-    def save(self, path: Path | str) -> None:
+    def save(self, path: Path | str, *, int8: bool = False) -> None:
         """Write the state to a file of constant size, atomically.
+
+        Args:
+            path: The file.
+            int8: As for :meth:`State.save`.
 
         Raises:
             OSError: The file cannot be written; an existing one is intact.
             ValueError: Nothing was read yet, or the model was not loaded by :meth:`open`.
         """
-        mems, last_token, _ = self._read_state()
+        state = self.state
         if not self._weights:
             raise InputError(
                 "the state belongs to a weights file, and this model comes from no folder: "
                 "model.save_pretrained(folder, vocab), then Session.open(folder)"
             )
-        if last_token is None:
-            raise InputError("nothing was read yet that could be saved: write() something first")
-        read = torch.from_numpy(self._history.kept[:-1])
-        positions = self.mem_len if self.model.remembers_positions else 1
-        state = State(mems, last_token, self._random, read=read)
-        save_state(Path(path), state, self._weights, positions=positions)
+        positions = self._lengths.mem_len if self.model.remembers_positions else 1
+        state.save(Path(path), self._weights, positions=positions, int8=int8)
 
     @property
     def nbytes(self) -> int:
         """Maximum size of the state in bytes, whatever the length of the text.
 
-        That is a full memory, of 2 x n_layer x mem_len x n_head x d_head values in the precision of
-        the weights (with absolute positions: n_layer x mem_len x d_model; with
-        ``input_recurrence``, mem_len x d_model more, in float32), the last 4,096 tokens, 16,384
+        That is a full memory, of 2 x n_layer x M x n_head x d_head values in the precision of the
+        weights, M = mem_len + rewindable (with absolute positions: n_layer x mem_len x d_model;
+        with ``input_recurrence``, M x d_model more, in float32), the last 4,096 tokens, 16,384
         bytes, and the state of the random number generator, 5,056 bytes. A recurrent model has one
         state of each layer in place of the memory, whatever ``mem_len`` (an LSTM: n_layer x 2 x
         d_model values). A file also has a header of less than 1,000 bytes.
         """
-        return State.largest(self.model, self.mem_len)
+        return State.largest(self.model, self._lengths.mem_len)
+
+    @property
+    def state(self) -> State:
+        """The state of the text, which does not change when the session goes on.
+
+        Setting it takes the session back to it, or to another text of its model.
+
+        Raises:
+            ValueError: Nothing was read yet; or, when it is set, it does not fit the model.
+        """
+        if self._is_ahead and self._writing is not None:
+            self._state, self._is_ahead = self._writing.state(), False
+        if self._state is None:
+            raise InputError("nothing was read yet, so there is no state: write() something first")
+        return self._state
+
+    @state.setter
+    def state(self, state: State) -> None:
+        if not isinstance(state, State):
+            raise InputError(f"state={shown(state)} is none that a session or a text returned")
+        if isinstance(state.source, Memory):
+            self.model.require_memory(state.source, 1)
+        elif not state.source.is_for(self.model, self._lengths):
+            # Of a session with other lengths, or of another model.
+            self.model.require_memory(state.mems, 1)
+        self._writing, self._is_ahead, self._state = None, False, state
+        if state.random is not None:
+            self._random = state.random
 
     def write(self, text: Text, *, scored: bool = False) -> list[float | None]:
         """Read a text into the memory.
@@ -239,15 +255,30 @@ class Session:
         """
         ids = self.vocab.encode(text) if isinstance(text, str) else text
         tokens = as_tokens(ids, self.model.config).tolist()
-        state, history = self._read_state(), self._history
-        self._writing = None
-        try:
-            scores = self._reader.read(tokens, scored=scored)
-            self._history = History(history.kept, tokens)
-        except BaseException:
-            # The reader goes on segment by segment.
-            self._reader.state, self._history = state, history
-            raise
+        is_new = self._state is None and not self._is_ahead
+        if not tokens:
+            return []
+        state = None if is_new else self.state
+        mems, last = (self._begin, None) if state is None else (state.mems, state.last_token)
+        reader = Reader(self.model, self._lengths, ReaderState(mems, last))
+        scores = reader.read(tokens, scored=scored)
+        known, n, before = (
+            ((), 0, len(mems))
+            if state is None
+            else (*(state.tokens, state.n_tokens, state.rewindable),)
+        )
+        self._writing, self._state = (
+            None,
+            State(
+                source=reader.state.mems,
+                tokens=joined(known, tokens, most=len(known) + len(tokens)),
+                random=self._random,
+                rewindable=rewindable_after(
+                    before, len(mems), len(tokens) - is_new, self._lengths, self.model
+                ),
+                n_tokens=n + len(tokens),
+            ),
+        )
         return scores
 
     def score(self, text: Text) -> list[float | None]:
@@ -281,7 +312,7 @@ class Session:
         """
         length = whole("length", length)
         sampler = Sampler(sampling, self.model.config.vocab_size)
-        if not len(self._history.kept):
+        if self._state is None and not self._is_ahead:
             if (start := self.vocab.start_id) is None:
                 raise InputError(
                     "nothing was read yet, and no token of the vocabulary begins a text: write() "
@@ -290,30 +321,28 @@ class Session:
             # An empty text begins with the token that an empty prompt stands for.
             self.write([start])
         # Before an earlier call is ended, as the stop strings may be wrong.
-        writer = TextWriter(self.vocab, stop, before=self._history.kept)
+        writer = TextWriter(self.vocab, stop, before=self.state.tokens)
         return writer.pieces(self._drawn(length, sampler, seed), goes_on=True)
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         """Begin a generation, which ends an earlier one; return its tokens."""
-        is_ahead, writing, known = self._is_ahead, self._writing, self._history.kept
+        state = self.state
         batch = self._writing = GenerationBatch(
             self.model,
-            [known[-1:]],
+            [[state.last_token]],
             length,
-            writing.decoder() if is_ahead and writing else self._reader.state.mems,
+            None,
             sampler,
             [self._random if seed is None else seed],
-            # As the text was read.
-            self._reader.lengths,
-            known[:-1],
+            self._lengths,
+            state,
         )
 
         def tokens() -> Iterator[int]:
             while self._writing is batch:
                 if not (step := next(batch, None)):
                     return
-                self._random, self._history = batch.random_state(0), batch.history(0)
-                self._is_ahead = True
+                self._random, self._is_ahead = batch.random_state(0), True
                 yield step[0]
             raise RuntimeError("the session went on in another way: call generate() again")
 
@@ -322,35 +351,20 @@ class Session:
     def fork(self) -> "Session":
         """Return an independent copy of the session.
 
-        It costs at most a copy of the memory. Both sample the same tokens unless given a seed.
+        Both share what they have read until they go on. Both sample the same tokens unless given a
+        seed.
         """
-        other = Session(self.model, self.vocab, mem_len=self._chosen, seed=0, preface=False)
-        other._weights = self._weights
-        other.rewind(self.mark())
+        other = copy.copy(self)
+        if self._is_ahead or self._state is not None:
+            other.state = self.state
         return other
 
-    def mark(self) -> Mark:
-        """Return a snapshot of the session, for :meth:`rewind`."""
-        return Mark(self.model, self._read_state(), self._random, self._history.kept.copy())
-
-    def rewind(self, mark: Mark) -> None:
-        """Restore a snapshot.
+    def rewind(self, n: int) -> None:
+        """Take back the last ``n`` tokens; the random numbers go on.
 
         Raises:
-            ValueError: The snapshot belongs to another model.
+            ValueError: That is more than ``state.rewindable``.
         """
-        if not isinstance(mark, Mark) or mark.model is not self.model:
-            raise InputError(
-                "the mark is none that mark() returned, or belongs to a session with another model"
-            )
-        self._writing, self._is_ahead = None, False
-        self._reader.state, self._random = mark.state, mark.random
-        self._history = History(mark.history)
-
-    def _read_state(self) -> ReaderState:
-        """Return the state of the reader, after taking over what was generated."""
-        if self._is_ahead and self._writing is not None:
-            last_token = int(self._history.kept[-1])
-            self._reader.state = ReaderState(self._writing.mems, last_token)
-            self._is_ahead = False
-        return self._reader.state
+        random = self._random
+        self.state = self.state.rewind(n)
+        self._random = random
