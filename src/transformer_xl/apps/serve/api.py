@@ -203,8 +203,21 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
             texts.append(token_text(decoder.raw(token)))
             decoder.push(token)
         content = {"turns": turns_of(state), "remembered": n_remembered}
-        content |= {"tokens": tokens, "texts": texts}
-        return sessions.describe(name) | content
+        content |= {"tokens": tokens, "texts": texts, "n_tokens": state.n_tokens}
+        content |= {"rewindable": state.rewindable, "bytes": state.nbytes}
+        return sessions.describe(name) | content | {"checksum": state.checksum}
+
+    @app.post(f"{path}/fork")
+    async def fork(name: Name, body: schemas.ForkRequest) -> Json:
+        """Begin a session that goes on from the present state of this one."""
+        await service.with_session(lambda x: sessions.fork(x, body.to), name)
+        return sessions.describe(body.to)
+
+    @app.post(f"{path}/rewind")
+    async def rewind(name: Name, body: schemas.RewindRequest) -> Json:
+        """Take back the last tokens of a session, at most `rewindable` of them."""
+        await service.with_session(lambda x: sessions.rewind(x, body.tokens), name)
+        return sessions.describe(name)
 
     @app.delete(path)
     async def delete(name: Name) -> Json:

@@ -362,10 +362,18 @@ class Answer:
         self.record()
         yield written + _DONE
 
-    def _usage(self) -> dict[str, int]:
-        """Return the number of tokens read and sampled."""
+    def _usage(self) -> Json:
+        """Return the number of tokens read and sampled, and of those that were read before."""
         read, drawn = self._n_prompt, sum(len(text.written) for text in self._texts)
-        return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
+        # Of the texts of one prompt, one.
+        first = self._texts[:: self._body.n or 1]
+        return {
+            "prompt_tokens": read,
+            "completion_tokens": drawn,
+            "total_tokens": read + drawn,
+            "prompt_tokens_details": {"cached_tokens": sum(text.n_cached for text in first)},
+            "recomputed_tokens": sum(text.n_recomputed for text in first),
+        }
 
     def record(self) -> None:
         """Count the tokens, and note them for the access log."""

@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.apps.serve.errors import NotStartedError
+from transformer_xl.apps.serve.prefixes import Prefixes
 from transformer_xl.apps.serve.prompt_reading import PromptReader
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.texts import Part, Reason, Scored, Text
@@ -172,7 +173,8 @@ class Engine:
     def _reset(self) -> None:
         self._reading: list[Text] = []
         self._batch = Batch(self._model, self._settings.max_batch)
-        self._reader = PromptReader(self._model, self._settings.piece)
+        self._prefixes = Prefixes(self._settings.prefix_bytes)
+        self._reader = PromptReader(self._model, self._settings.piece, self._prefixes)
 
     def _has_work(self) -> bool:
         return bool(self._waiting or self.n_running or self._is_stopping)
@@ -337,14 +339,21 @@ class Engine:
         """End a running text and free its row."""
         text = self._batch.rows[row]
         assert text is not None
-        self._end(text, reason, self._batch.memory(row) if text.keeps_state else None)
+        is_kept = text.keeps_state or (self._prefixes.is_used and text.start is None)
+        self._end(text, reason, self._batch.memory(row) if is_kept else None)
         # Not before: if that fails, the text must still be found to be given up.
         self._batch.rows[row] = None
 
     def _end(self, text: Text, reason: Reason, mems: Memory | None = None) -> None:
         """Queue the last part of a text, with the state for its session if it keeps one."""
-        rewindable = 0 if mems is None else self._reader.rewindable(text)
-        self._parts.append((text, text.end(reason, mems, rewindable)))
+        part = text.end(reason)
+        if mems is not None and reason != "failed":
+            state = text.state(mems, self._reader.rewindable(text))
+            if text.start is None and self._prefixes.is_used:
+                self._prefixes.add([*text.prompt, *text.written], state)
+            if text.keeps_state:
+                part = part._replace(state=state)
+        self._parts.append((text, part))
 
     def _give_up(self, dequeued: Sequence[Text]) -> None:
         """End all texts as failed, but those that have ended, and begin with an empty batch.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from transformer_xl.apps.serve.prefixes import Prefixes
 from transformer_xl.apps.serve.texts import Text
 from transformer_xl.inference.generate import (
     PROMPT_SEGMENT,
@@ -25,7 +26,8 @@ _CHUNKS_PER_BATCH = 8
 class PromptReader:
     """Reads the prompts of texts, at most ``piece`` tokens of each at once."""
 
-    def __init__(self, model: LanguageModel, piece: int) -> None:
+    def __init__(self, model: LanguageModel, piece: int, prefixes: Prefixes) -> None:
+        self._prefixes = prefixes
         self._model, self._lengths = model, prompt_lengths(model, None, REWINDABLE)
         self._start = text_start(model, self._lengths)
         self._is_kept = self._start.has_keys
@@ -35,13 +37,20 @@ class PromptReader:
 
     def begin(self, text: Text) -> None:
         """Set the memory before the first token of a prompt."""
-        mems = self._start if text.start is None else self._model.keep(text.start.mems)
+        text.begun = text.start
+        if text.start is None:
+            text.begun, n_known = self._prefixes.find(text.prompt)
+            if text.begun is not None:
+                # All but the last token that both have.
+                text.n_cached = text.begun.n_tokens - 1
+            text.n_recomputed = max(n_known - 1 - text.n_cached, 0)
+        mems = self._start if text.begun is None else self._model.keep(text.begun.mems)
         text.mems = mems.seen()
 
     def rewindable(self, text: Text) -> int:
         """Return by how many tokens the state of a text can be rewound at its end."""
-        start, n_begin = text.start, len(self._start)
-        known = (n_begin, n_begin) if start is None else (start.rewindable, start.n_positions)
+        begun, n_begin = text.begun, len(self._start)
+        known = (n_begin, n_begin) if begun is None else (begun.rewindable, begun.n_positions)
         # The last token is not in the memory.
         n = text.n_read + max(len(text.written) - 1, 0)
         return rewindable_after(*known, n, self._lengths, self._model)

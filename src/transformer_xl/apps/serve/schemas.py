@@ -133,6 +133,22 @@ class ChatRequest(_Request):
     top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Only with logprobs.")
 
 
+class ForkRequest(BaseModel):
+    """A request for a session that goes on from the state of another one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    to: SessionName
+
+
+class RewindRequest(BaseModel):
+    """A request to take back the last tokens of a session."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tokens: StrictInt = Field(ge=0)
+
+
 class _Error(BaseModel):
     message: str
     type: str

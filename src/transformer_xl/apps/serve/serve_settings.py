@@ -44,6 +44,9 @@ class ServeSettings:
     """Largest number of sessions."""
     session_bytes: Count = 1 << 30
     """Largest number of bytes of sessions in memory only, each counted at its full size."""
+    prefix_bytes: Annotated[int, Interval(ge=0)] = 1 << 28
+    """Largest number of bytes of the states of earlier texts without a session, from which a prompt
+    that begins with them goes on; 0: prompts are read from their beginning."""
     session_idle: Annotated[float, Interval(gt=0)] = 604_800.0
     """Seconds after which an unused session is deleted."""
     max_batch: Count = 64

@@ -21,6 +21,7 @@ from transformer_xl.apps.serve.choices import Json
 from transformer_xl.apps.serve.errors import SessionError
 from transformer_xl.apps.serve.schemas import NAME
 from transformer_xl.apps.serve.serve_settings import ServeSettings
+from transformer_xl.errors import InputError
 from transformer_xl.inference.generate import State
 from transformer_xl.model import LanguageModel, WeightsFiles
 
@@ -122,6 +123,38 @@ class Sessions:
         if state := self._read(name):
             return state
         raise _not_found(name)
+
+    def fork(self, name: str, to: str) -> None:
+        """Begin a session with the state of another one.
+
+        Raises:
+            SessionError: There is no such session, or there is one of the new name.
+        """
+        state = self.peek(name)
+        if self.open(to) is not None:
+            self._release(to)
+            message = f"there is a session {to!r}: delete it, or take another name"
+            raise SessionError(409, "session_exists", message)
+        self.close(to, state)
+
+    def rewind(self, name: str, n: int) -> None:
+        """Take back the last tokens of a session.
+
+        Raises:
+            SessionError: There is no such session, or so many tokens cannot be taken back.
+        """
+        self.describe(name)
+        state = self.open(name)
+        try:
+            if state is None:
+                raise _not_found(name)
+            rewound = state.rewind(n)
+        except BaseException as error:
+            self._release(name)
+            if isinstance(error, InputError):
+                raise SessionError(400, "not_rewindable", str(error)) from error
+            raise
+        self.close(name, rewound)
 
     def describe(self, name: str) -> Json:
         """Describe a session, as a list of them shows it, without loading it."""

@@ -92,8 +92,14 @@ class Text:
     is_cancelled: bool = False
     """Set by any thread to end it."""
     written: list[int] = field(default_factory=list)
+    begun: State | None = None
+    """The state with which reading began: that of ``start``, or of an earlier text."""
     mems: Memory | None = None
     """The memory, once the prompt is being read."""
+    n_cached: int = 0
+    """How many tokens of the prompt were in the memory that reading began with."""
+    n_recomputed: int = 0
+    """How many more are read again, though an earlier text began with them."""
     n_read: int = 0
     """How many tokens of the prompt are in the memory."""
     hidden: Float[Tensor, "1 D"] | None = None
@@ -117,7 +123,7 @@ class Text:
     @property
     def to_read(self) -> tuple[int, ...]:
         """The part of the prompt to read; without tokens to generate, all but the last one."""
-        return self.prompt if self.max_tokens else self.prompt[:-1]
+        return self.prompt[self.n_cached : None if self.max_tokens else -1]
 
     @property
     def is_read(self) -> bool:
@@ -168,15 +174,10 @@ class Text:
         n = max(whole, default=0)
         return self._returning(n, self._held[n - 1].stop - self._returned) if n else Part()
 
-    def end(self, reason: Reason, mems: Memory | None = None, rewindable: int = 0) -> Part:
-        """End the text; return what was held back, and the state if it keeps it.
+    def end(self, reason: Reason) -> Part:
+        """End the text; return what was held back.
 
         Of a session an incomplete character is left to the next text.
-
-        Args:
-            reason: Why it ends.
-            mems: The memory of all but its last token.
-            rewindable: By how many tokens it can be rewound.
         """
         if reason == "failed":
             return Part(reason=reason)
@@ -189,18 +190,23 @@ class Text:
                 self._held[-1].raw += rest.encode()
             self._held_text += rest
         part = self._returning(len(self._held), len(self._held_text))
-        if mems is None or not self.keeps_state:
-            return part._replace(reason=reason)
-        tokens = joined(self.before, self.prompt, self.written, most=State.MOST_TOKENS)
+        return part._replace(reason=reason)
+
+    def state(self, mems: Memory, rewindable: int) -> State:
+        """Return the state at the end.
+
+        Args:
+            mems: The memory of all but the last token.
+            rewindable: By how many tokens it can be rewound.
+        """
         n_before = 0 if self.start is None else self.start.n_tokens - 1
-        state = State(
+        return State(
             source=mems,
-            tokens=tokens,
+            tokens=joined(self.before, self.prompt, self.written, most=State.MOST_TOKENS),
             random=self.generator.get_state(),
             rewindable=rewindable,
             n_tokens=n_before + len(self.prompt) + len(self.written),
         )
-        return part._replace(reason=reason, state=state)
 
     def _settle(self, text: str) -> None:
         """Add text that is in no stop string."""

@@ -98,20 +98,37 @@ class TransformerXLCache(Cache):
         cache.batch_repeat_interleave(repeats)
         return cache
 
-    def crop(self, tokens_to_remove: int = 0) -> None:
-        """Raise an error: the positions before the newest have left the memory.
+    def crop(self, max_length: int) -> None:
+        """Forget the last tokens, while the memory still has the whole text.
+
+        Args:
+            max_length: How many tokens to keep; if it is negative, how many to forget.
 
         Raises:
-            InputError: Always.
+            InputError: The text is shorter, or a part of it has left the memory.
         """
-        raise InputError(
-            "a memory cannot be cropped or reset: keep the cache of that time, which later calls "
-            "do not change, or give past_key_values=None to begin"
-        )
+        n = self.seen - max_length if max_length >= 0 else -max_length
+        state = self._state
+        length = len(state) if isinstance(state, Memory) else state.n_positions
+        if not 0 <= n <= self.seen or length != self.seen:
+            raise InputError(
+                f"max_length={max_length} cannot be reached: of {self.seen} tokens, the last "
+                f"{length} are in the memory, and what tokens before them saw has left it. Keep "
+                "the cache of that time, which later calls do not change, or give "
+                "past_key_values=None to begin"
+            )
+        if isinstance(state, Memory):
+            state = state.without_last(n)
+        else:
+            state = state.fork()
+            state.rewind(n)
+        self._state, self.seen = state, self.seen - n
+        if self.tail is not None:
+            self.tail = self.tail[:, : max(self.tail.shape[1] - n, 0)]
 
     def reset(self) -> None:
-        """Raise the error of :meth:`crop`."""
-        self.crop()
+        """Forget the text, as :meth:`crop` does."""
+        self.crop(0)
 
 
 def require_cache(cache: object) -> TransformerXLCache | None:
