@@ -116,7 +116,7 @@ def test_what_cannot_be_is_refused(language_model, transformers, tokenizer):
         language_model.generate(ids, prompt_lookup_num_tokens=3, max_new_tokens=2)
     long = torch.cat([ids] * 40, 1)
     full = language_model(long).past_key_values
-    with pytest.raises(ValueError, match=r"max_length=-1 cannot be reached: of \d+ tokens, the last"):
+    with pytest.raises(ValueError, match=r"tokens_to_remove=-1 must be .* tokens, only \d+ are"):
         full.crop(-1)
     with pytest.raises(ValueError, match="attention_mask of shape"):
         language_model(ids, attention_mask=torch.ones(1, 3))
@@ -128,16 +128,18 @@ def test_what_cannot_be_is_refused(language_model, transformers, tokenizer):
 def test_a_cropped_cache_is_that_of_the_shorter_text(language_model, tokenizer):
     ids = tokenizer("the cat sat on", return_tensors="pt")["input_ids"]
     expected = language_model(ids).logits[:, -1]
-    for crop in (ids.shape[1] - 1, -1):
+    for n in (0, 1, 2):
         cache = language_model(ids).past_key_values
-        cache.crop(crop)
-        assert cache.get_seq_length() == ids.shape[1] - 1
-        found = language_model(ids[:, -1:], past_key_values=cache).logits[:, -1]
-        torch.testing.assert_close(found, expected)
+        cache.crop(-n)
+        assert cache.get_seq_length() == ids.shape[1] - n
+        if n:
+            found = language_model(ids[:, -n:], past_key_values=cache).logits[:, -1]
+            torch.testing.assert_close(found, expected)
     cache.reset()
     assert cache.get_seq_length() == 0
-    with pytest.raises(ValueError, match=r"max_length=5 cannot be reached: of 0 tokens"):
-        cache.crop(5)
+    for wrong in (5, -1):
+        with pytest.raises(ValueError, match=rf"tokens_to_remove={wrong} must be from 0 to 0"):
+            cache.crop(wrong)
 
 
 def test_rows_padded_on_the_right_go_on_behind_their_text(language_model, tokenizer, texts):

@@ -5,7 +5,7 @@ import torch
 
 from transformer_xl.model.quantizing import compact
 
-SMALL = ["bfloat16", "int8"]
+SMALL = ["bfloat16", "int8", "int4"]
 
 
 @pytest.mark.parametrize("weights", SMALL)
@@ -24,9 +24,9 @@ def test_a_token_at_a_time_is_what_a_segment_is(paper, weights):
 
 def test_fewer_bits_take_less_memory(paper):
     exact = sum(x.nbytes for x in paper.parameters())
-    half, quarter = (compact(paper, weights).nbytes for weights in SMALL)
+    half, quarter, eighth = (compact(paper, weights).nbytes for weights in SMALL)
     assert half == exact / 2
-    assert quarter < half
+    assert eighth < quarter < half
 
 
 @pytest.mark.parametrize("weights", SMALL)
@@ -45,5 +45,5 @@ def test_what_a_compact_model_cannot_do_is_explained(paper, weights, tmp_path):
 
 
 def test_an_unknown_precision_is_named(paper):
-    with pytest.raises(ValueError, match="weights='int4' is unknown; choose from float32, bfloat1"):
-        unwrap(compact)(paper, "int4")
+    with pytest.raises(ValueError, match="weights='int3' is unknown; choose from float32, bfloat1"):
+        unwrap(compact)(paper, "int3")

@@ -21,7 +21,7 @@ from transformer_xl.model.decoder import Decoder, EagerDecoder, RingDecoder, cho
 from transformer_xl.model.quantizing import compact
 from transformer_xl.model.segment import Lengths
 from transformer_xl.model.steps import CompiledStep
-from transformer_xl.ops import native
+from transformer_xl.ops import PackedWeight, native
 
 pytestmark = pytest.mark.skipif(
     native.library() is None,
@@ -65,7 +65,8 @@ def model_of(dtype=torch.float64, **settings):
 
 
 def both(model, batch_size):
-    lengths, memory = Lengths.of(model.config), model.keep(model.start_memory(batch_size))
+    lengths = Lengths.of(model.config).windowed(model.config)
+    memory = model.keep(model.start_memory(batch_size))
     return EagerDecoder(model, lengths, memory), RingDecoder(model, lengths, memory, CompiledStep)
 
 
@@ -107,16 +108,16 @@ def test_in_lower_precision_its_error_is_not_larger_than_that_of_torch(dtype, ba
     assert_as_exact(model, exact, batch_size)
 
 
-@pytest.mark.parametrize("batch_size", [2, 9])
-def test_matrices_in_int8_are_those_of_the_quantized_model(batch_size):
-    model = compact(model_of(torch.float32), "int8")
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("batch_size", [1, 2, 9])
+def test_packed_matrices_are_those_of_the_quantized_model(batch_size, weights):
+    model = compact(model_of(torch.float32), weights)
     exact = model_of(torch.float32).double()
     with torch.no_grad():
         exact.load_state_dict({k: v.double() for k, v in model.state_dict().items()}, strict=False)
-        for mine, theirs in zip(exact.layers, model.layers, strict=True):
-            for linear, quantized in zip(mine.matrices, theirs.matrices, strict=True):
-                values, scales = quantized.weight.values, quantized.weight.scales
-                linear.weight.copy_(values.double() * scales.double()[:, None])
+        for name, module in model.named_modules():
+            if isinstance(packed := getattr(module, "weight", None), PackedWeight):
+                exact.get_submodule(name).weight.copy_(packed.exact())
     assert_as_exact(model, exact, batch_size)
 
 
@@ -180,7 +181,7 @@ class Other(torch.Tensor):
 SAME = """
 import torch
 from tests_of_native import both, model_of, tokens_for
-from transformer_xl.ops import native
+from transformer_xl.ops import PackedWeight, native
 for batch_size in (1, 9):
     model = model_of(norm_first=True)
     ring, compiled = both(model, batch_size)
@@ -235,7 +236,7 @@ def test_the_softmax_of_few_rows_is_that_of_torch(monkeypatch):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert not native.multiplies(hidden, model.softmax.weight)
     with torch.no_grad():
-        assert not native.multiplies(hidden.bfloat16(), model.softmax.weight.bfloat16())
+        assert not native.multiplies(hidden.half(), model.softmax.weight.half())
         assert not native.multiplies(torch.randn(17, 48), model.softmax.weight)
 
 

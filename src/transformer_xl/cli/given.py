@@ -27,7 +27,7 @@ Recipe = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
 # No Path, which is the same for ./english as for the name english.
 Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 # Defined here, so that help does not import torch.
-Weights = Literal["float32", "bfloat16", "int8"]
+Weights = Literal["float32", "bfloat16", "int8", "int4"]
 
 
 class Given(dict[str, Any], Generic[_Section]):

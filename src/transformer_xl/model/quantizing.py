@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,18 +10,19 @@ from torch import Tensor, nn
 from transformer_xl.errors import InputError
 from transformer_xl.model.calling import first_wrapped
 from transformer_xl.model.language_model import LanguageModel, SavesItself
+from transformer_xl.model.tokens import Embedding, Softmax
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.ops import Int8Weight
+from transformer_xl.ops import PACKINGS, PackedWeight, packed_bytes
 
-Weights = Literal["float32", "bfloat16", "int8"]
+Weights = Literal["float32", "bfloat16", "int8", "int4"]
 
 
 class CompactTransformerXL(TransformerXL):
     """A quantized model for inference; it cannot be trained, moved or saved.
 
-    Weights, hidden states and the memory are in bfloat16, or the large matrices of the layers in
-    int8. Accumulation, normalization statistics, position angles and the
-    softmax are in float32, as in any bfloat16 model.
+    Weights, hidden states and the memory are in bfloat16, or the large matrices in 8 or 4 bits.
+    Accumulation, normalization statistics, position angles and the softmax are in float32, as in
+    any bfloat16 model.
     """
 
     def train(self, mode: bool = True) -> "CompactTransformerXL":
@@ -49,9 +50,8 @@ class CompactTransformerXL(TransformerXL):
     @property
     def nbytes(self) -> int:
         """Size of the weights in memory."""
-        matrices = (linear.weight for linear in _matrices(self))
-        compact = sum(x.nbytes for x in matrices if isinstance(x, Int8Weight))
-        return compact + sum(x.nbytes for x in self.parameters())
+        packed = packed_bytes([module.weight for module in (*_matrices(self), *_tables(self))])
+        return packed + sum(x.nbytes for x in self.parameters())
 
     def _apply(
         self, fn: Callable[[Tensor], Tensor], recurse: bool = True
@@ -69,9 +69,10 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
 
     Args:
         model: The model, on the device where it will run. It is not modified.
-        weights: ``bfloat16``: all weights. ``int8``: the large matrices of the layers, with a scale
-            for each row, and everything else in ``bfloat16``. ``txl eval --weights`` measures the
-            loss of accuracy.
+        weights: ``bfloat16``: all weights. ``int8``: the large matrices of the layers and the
+            table of the vocabulary, with a scale for each row, and everything else in ``bfloat16``.
+            ``int4``: the same, but the matrices of the layers in 4 bits, with a scale for each 32
+            numbers. ``txl eval --weights`` measures the loss of accuracy.
 
     Raises:
         InputError: The model is quantized already, is an LSTM, or has adapters or hooks; or
@@ -85,8 +86,9 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     """
     if weights == "float32":
         return model
-    if weights not in ("bfloat16", "int8"):
-        raise InputError(f"weights={weights!r} is unknown; choose from float32, bfloat16, int8")
+    if weights not in get_args(Weights):
+        known = ", ".join(get_args(Weights))
+        raise InputError(f"weights={weights!r} is unknown; choose from {known}")
     if isinstance(model, CompactTransformerXL):
         raise InputError(f"the model is compact already: {_REMEDY}")
     if not isinstance(model, TransformerXL):
@@ -100,10 +102,14 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     with torch.device("meta"):
         rounded_model = CompactTransformerXL(model.config).eval()
     rounded_model.preface = model.preface
-    if weights == "int8":
-        for linear, exact in zip(_matrices(rounded_model), _matrices(model), strict=True):
-            del linear.weight
-            linear.weight = Int8Weight.of(exact.weight)  # pyright: ignore[reportAttributeAccessIssue]
+    if weights in PACKINGS:
+        packed: dict[Tensor, PackedWeight] = {}
+        for parts, packing in zip((_matrices, _tables), PACKINGS[weights], strict=True):
+            for module, exact in zip(parts(rounded_model), parts(model), strict=True):
+                if exact.weight not in packed:
+                    packed[exact.weight] = packing.of(exact.weight)
+                del module.weight
+                module.weight = packed[exact.weight]  # pyright: ignore[reportAttributeAccessIssue]
     # Tied parameters stay tied.
     rounded: dict[Tensor, nn.Parameter] = {}
     for name, module in rounded_model.named_modules():
@@ -117,3 +123,9 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
 
 def _matrices(model: TransformerXL) -> list[nn.Linear]:
     return [linear for layer in model.layers for linear in layer.matrices]
+
+
+def _tables(model: TransformerXL) -> list[Embedding | Softmax]:
+    """Return the modules that have a row for each symbol of the vocabulary, of one width."""
+    ends = (model.embedding, model.softmax)
+    return [x for x in ends if type(x) in (Embedding, Softmax)]  # pyright: ignore[reportReturnType]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import explain_unknown
 from transformer_xl.model.calling import is_plain, unwrapped
-from transformer_xl.ops import IGNORED, dropout, linear, linear_nll, native
+from transformer_xl.ops import IGNORED, PackedWeight, dropout, linear, linear_nll, native
 
 
 class Embedding(nn.Embedding):
@@ -41,7 +41,11 @@ class Embedding(nn.Embedding):
 
     def forward(self, input: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch E"]:
         """Look up tokens."""
-        embedded = F.embedding(input, self.weight)
+        weight = self.weight
+        if isinstance(weight, PackedWeight):
+            embedded = weight.rows(input)
+        else:
+            embedded = F.embedding(input, weight)
         if self.training and self.word_dropout > 0:
             embedded = embedded * kept_words(input, self.weight, self.word_dropout, self.markers)
         return embedded if self.proj is not None else embedded * self.embed_scale
@@ -199,7 +203,9 @@ class Softmax(Predictor, nn.Linear):
         """Return the logits, or -log p of targets, without all logits at once."""
         if targets is not None:
             x, flat = input.flatten(0, -2), targets.flatten()
-            return linear_nll(x, self.weight, self.bias, flat).view(targets.shape)
+            weight = self.weight
+            weight = weight.exact().to(x.dtype) if isinstance(weight, PackedWeight) else weight
+            return linear_nll(x, weight, self.bias, flat).view(targets.shape)
         if native.multiplies(input, self.weight):
             # Of a few rows, by the threads that also step the layers.
             rows = native.product(input.flatten(0, -2), self.weight, self.bias)

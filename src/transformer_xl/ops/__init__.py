@@ -19,7 +19,7 @@ from transformer_xl.ops import native, reference, skew, triton
 from transformer_xl.ops.constants import cached
 from transformer_xl.ops.dropout import dropout, relu_dropout
 from transformer_xl.ops.nll import IGNORED, linear_nll
-from transformer_xl.ops.packed import Int8Weight
+from transformer_xl.ops.packed import PACKINGS, PackedWeight, packed_bytes
 from transformer_xl.ops.products import (
     Linear,
     emulates,
@@ -31,10 +31,11 @@ from transformer_xl.ops.rms_norm import rms_norm
 __all__ = [
     "BACKENDS",
     "IGNORED",
+    "PACKINGS",
     "Backend",
     "Choice",
-    "Int8Weight",
     "Linear",
+    "PackedWeight",
     "attention",
     "cached",
     "choose_backend",
@@ -44,6 +45,7 @@ __all__ = [
     "linear",
     "linear_nll",
     "native",
+    "packed_bytes",
     "reference",
     "rel_attention",
     "relu_dropout",

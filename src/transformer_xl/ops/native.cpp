@@ -6,7 +6,7 @@
 //
 // The work of a layer is four phases, each of them divided into chunks that threads take one by one:
 //
-//   1 by heads   queries, keys and values of a head; keys and values into the ring; attention
+//   1 by heads   queries, keys and values of a head; keys and values into their slots; attention
 //   2 by rows    output projection, and the residual connection
 //   3 by rows    feed-forward: inner projection and activation
 //   4 by rows    feed-forward: outer projection, and the residual connection
@@ -34,7 +34,7 @@
 
 namespace {
 
-constexpr int VERSION = 10;  // of the structures below and of what they mean
+constexpr int VERSION = 11;  // of the structures below and of what they mean
 
 enum Activation : int32_t { RELU = 0, RELU_SQUARED = 1, GELU = 2, GEGLU = 3, SWIGLU = 4 };
 
@@ -50,7 +50,7 @@ struct Layer {
     const void *content_bias, *position_bias; // (H, K)
     const void *r;                            // position keys, the farthest first, or null
     const void *distance_bias;                // of the rows of r, or null
-    void *keys, *values;                      // the ring: (H, B, capacity, K)
+    void *keys, *values;                      // (H, B, capacity, K), the oldest first
     int64_t r_row, r_head, bias_row, bias_head;  // strides
     int64_t attn_len;                         // how many keys a query sees at most
     double embedding_own, embedding_first;    // factors of the input, and of the normalized embedding
@@ -63,10 +63,10 @@ struct Step {
     void *x;                                   // (B, D): embedded tokens, then the output of the layers
     const int64_t *n_keys;                     // how many keys each stream has, its own included
     void *scratch;
-    int64_t newest, capacity, n_positions;     // slot of the token; size of the ring; rows of r
+    int64_t newest, capacity, n_positions;     // slot of the token; number of slots; rows of r
     double eps;
     int32_t n_layer, B, D, H, K, F;
-    int32_t kind, cache_kind;                  // of the computation; of ring and position keys
+    int32_t kind, cache_kind;                  // of the computation; of keys and values
     int32_t activation, norm_first, is_rms, n_threads;
     int32_t n_offset;                          // how many features of a key are those of the position before
 };
@@ -120,8 +120,9 @@ template <class C> inline void fetch(const C *x, int n) {
 // Scores of n keys in a row; `nearest` is behind the last of them. Returns the highest.
 template <class R, class C>
 R scores_of(const R *q_content, const R *q_position, const C *k, const C *r, int64_t r_row, const C *bias,
-            int64_t bias_row, R scale, int K, int64_t n, R *out, R highest) {
+            int64_t bias_row, R scale, int K, int64_t n, R *out) {
     constexpr int L = Lanes<R>::n, N = 4;
+    R highest = R(-INFINITY);
     int64_t i = 0;
     for (; i < n; i += N) {
         const int many = int(std::min<int64_t>(N, n - i));
@@ -330,34 +331,25 @@ void attend(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int 
         }
         const int64_t base = (int64_t(h) * s.B + b) * s.capacity * K;
         C *keys = static_cast<C *>(l.keys) + base, *values = static_cast<C *>(l.values) + base;
-        // Features with an offset are put into the slot of the next position once this one has been attended to;
-        // until then those of that slot, which the oldest position may have, are zero.
+        // Features with an offset are put into the slot of the next position.
         const int own_features = K - s.n_offset;
-        C *newest = keys + s.newest * K, *next = keys + (s.newest + 1) % s.capacity * K;
+        C *newest = keys + s.newest * K, *next = newest + K;
         for (int e = 0; e < K; ++e) {
             if (e < own_features) put(newest + e, k[e]);
             put(values + s.newest * K + e, value[e]);
         }
-        if (next != newest)
-            for (int e = own_features; e < K; ++e) put(next + e, R(0));
-        // The keys in order of age: at most two runs of slots.
         const int64_t start = s.newest + 1 - seen;
-        const int64_t wrapped = start < 0 ? -start : 0;
-        const int64_t starts[2] = {s.capacity - wrapped, start + wrapped}, counts[2] = {wrapped, seen - wrapped};
         const C *r = l.r ? static_cast<const C *>(l.r) + h * l.r_head + (s.n_positions - seen) * l.r_row : nullptr;
         const C *bias = nullptr;
         if (l.distance_bias)
             bias = static_cast<const C *>(l.distance_bias) + h * l.bias_head + (s.n_positions - seen) * l.bias_row;
-        R *score = own.score.data(), highest = R(-INFINITY);
-        for (int64_t run = 0, done = 0; run < 2; done += counts[run++])
-            highest = scores_of(q_content, q_position, keys + starts[run] * K, r ? r + done * l.r_row : r, l.r_row,
-                                bias ? bias + done * l.bias_row : bias, l.bias_row, scale, K, counts[run],
-                                score + done, highest);
+        R *score = own.score.data();
+        const R highest = scores_of(q_content, q_position, keys + start * K, r, l.r_row, bias, l.bias_row, scale, K,
+                                    seen, score);
         const R total = exponentials(score, seen, highest);
         R *out = own.attended.data();
         std::fill(out, out + K, R(0));
-        for (int64_t run = 0, done = 0; run < 2; done += counts[run++])
-            add_values(score + done, values + starts[run] * K, K, counts[run], out);
+        add_values(score, values + start * K, K, seen, out);
         for (int e = own_features; e < K; ++e) put(next + e, k[e]);
         for (int e = 0; e < K; ++e) buffers.attended[buffers.place(b, h * K + e, width)] = out[e] / total;
     }

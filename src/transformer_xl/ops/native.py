@@ -22,9 +22,12 @@ from torch._C._functorch import maybe_current_level  # pyright: ignore[reportMis
 from torch.autograd import forward_ad
 
 from transformer_xl.errors import InputError
-from transformer_xl.ops.packed import Int8Weight
+from transformer_xl.ops.packed import Int4Weight, Int8Weight, PackedWeight
 
-_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float64: 3}
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 3}
+_PACKED = {Int8Weight: 2, Int4Weight: 4}
+_MOST_COLUMNS = 16_000
+"""Columns of a packed matrix, at most: sums of integers overflow with more."""
 _MATRICES_IN = {
     torch.float32: (torch.float32, torch.bfloat16),
     torch.bfloat16: (torch.float32, torch.bfloat16),
@@ -74,7 +77,7 @@ class _Step(ctypes.Structure):
 
 
 _NO_MEMORY = 2
-_VERSION = 10
+_VERSION = 11
 _LAYOUT = _VERSION << 32 | ctypes.sizeof(_Step) << 16 | ctypes.sizeof(_Layer)
 """What the library returns if it was built from the same version of ``native.cpp``."""
 
@@ -116,8 +119,8 @@ def reason_against(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def can_read(weight: Any, dtype: torch.dtype) -> bool:
     """Whether a matrix is one that the step reads, with keys and values in ``dtype``."""
-    if isinstance(weight, Int8Weight):
-        return dtype != torch.float64
+    if isinstance(weight, PackedWeight):
+        return dtype != torch.float64 and weight.columns <= _MOST_COLUMNS
     # Tensors of other classes have their numbers elsewhere.
     return type(weight) in (Tensor, nn.Parameter) and weight.dtype in _MATRICES_IN[dtype]
 
@@ -130,11 +133,13 @@ def multiplies(x: Float[Tensor, "*batch D"], weight: Any) -> bool:
         and type(x) is Tensor
         and x.ndim > 1
         and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
-        and x.dtype in (torch.float32, torch.float64)
-        and type(weight) in (Tensor, nn.Parameter)
-        and (weight.dtype, weight.device) == (x.dtype, x.device)
+        and x.dtype in _MATRICES_IN
+        and can_read(weight, x.dtype)
+        and weight.device == x.device
+        # A product in the precision of the operands.
+        and (isinstance(weight, PackedWeight) or weight.dtype == x.dtype)
         and weight.shape[1] == x.shape[-1]
-        and weight.stride(1) == 1
+        and (isinstance(weight, PackedWeight) or weight.stride(1) == 1)
         and len(weight) > 0
         and not torch.is_autocast_enabled(x.device.type)
         and reason_against(x.device, x.dtype) is None
@@ -153,23 +158,23 @@ def _is_observed() -> bool:
 
 
 def product(
-    x: Float[Tensor, "B D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, " V"] | None
+    x: Float[Tensor, "B D"],
+    weight: Float[Tensor, "V D"] | PackedWeight,
+    bias: Float[Tensor, " V"] | None,
 ) -> Float[Tensor, "B V"]:
     """Return ``x weight^T + bias`` by the threads of the compiled step.
 
     Beside a step this is faster than a product of torch, whose threads would wait for each other
-    while those of the step still spin. ``x`` is in float32 or float64, as is ``bias``.
+    while those of the step still spin. Sums are in float32, or in float64 if ``x`` is.
     """
-    x, bias_vector = (
-        x.contiguous(),
-        None if bias is None else bias.detach().to(x.dtype).contiguous(),
-    )
-    matrix = _described(weight, None if bias_vector is None else bias_vector.data_ptr())
-    out = x.new_empty(len(x), len(weight))
-    settings = _KINDS[x.dtype], len(x), torch.get_num_threads()
-    pointers = (c_void_p(tensor.data_ptr()) for tensor in (x, out))
+    dtype, kept = torch.float64 if x.dtype == torch.float64 else torch.float32, []
+    matrix = _described(weight, bias, dtype, kept)
+    rows = x.to(dtype).contiguous()
+    out = rows.new_empty(len(x), len(weight))
+    settings = _KINDS[dtype], len(x), torch.get_num_threads()
+    pointers = (c_void_p(tensor.data_ptr()) for tensor in (rows, out))
     _checked(library().txl_product(ctypes.byref(matrix), *pointers, *settings))
-    return out
+    return out.to(x.dtype)
 
 
 def _checked(error: int) -> None:
@@ -185,7 +190,7 @@ class Layers:
 
     Args:
         layers: For each layer its matrices ``qkv``, ``o``, ``inner`` and ``outer``, tensors or
-            :class:`Int8Weight`; the vectors ``inner_bias``, ``outer_bias``, ``attention_norm``,
+            :class:`PackedWeight`; the vectors ``inner_bias``, ``outer_bias``, ``attention_norm``,
             ``feed_forward_norm``, ``content_bias`` and ``position_bias``, and if it has them
             ``attention_norm_bias``, ``feed_forward_norm_bias``, ``q_norm``, ``k_norm`` and
             ``query_growth``, a number for each head, for queries that see more than ``growth_from``
@@ -290,36 +295,53 @@ class Layers:
             self._kept.append(bias)
         return described
 
-    def _matrix(self, weight: Tensor | Int8Weight, bias: Tensor | None) -> _Matrix:
-        scales = None
+    def _matrix(self, weight: Tensor | PackedWeight, bias: Tensor | None) -> _Matrix:
         if not can_read(weight, self._cache_dtype):
             raise InputError(
                 f"the compiled step cannot read a {type(weight).__name__} in {weight.dtype} with "
                 f"keys and values in {self._cache_dtype}"
             )
-        if isinstance(weight, Int8Weight):
-            weight, scales = weight.values, weight.scales
-        weight = weight.detach()
-        weight = weight if weight.stride(1) == 1 else weight.contiguous()
-        self._kept.append(weight)
-        return _described(weight, self._vector(bias), self._vector(scales))
+        return _described(weight, bias, self._dtype, self._kept)
 
     def _vector(self, x: Tensor | None) -> int | None:
         """Return the address of a small tensor in the precision of the sums."""
-        if x is None:
-            return None
-        self._kept.append(x.detach().to(self._dtype).contiguous())
-        return self._kept[-1].data_ptr()
+        return _address(x, self._dtype, self._kept)
 
 
-def _described(weight: Tensor, bias: int | None, scales: int | None = None) -> _Matrix:
-    """Describe a matrix, given the addresses of its bias and scales."""
+def _described(
+    weight: Tensor | PackedWeight, bias: Tensor | None, dtype: torch.dtype, kept: list[Any]
+) -> _Matrix:
+    """Describe a matrix.
+
+    Args:
+        weight: The matrix.
+        bias: What is added to a product, or None.
+        dtype: The precision of the sums.
+        kept: To it is added what the description has addresses of.
+    """
+    rows, columns = weight.shape
+    if isinstance(weight, PackedWeight):
+        values, kind, scales = weight.values, _PACKED[type(weight)], weight.scales
+        # Of groups as they are, as there are many.
+        scales_dtype = dtype if scales.ndim == 1 else scales.dtype
+    else:
+        values, kind, scales, scales_dtype = weight.detach(), _KINDS[weight.dtype], None, dtype
+    values = values if values.stride(1) == 1 else values.contiguous()
+    kept.append(values)
     return _Matrix(
-        weight=weight.data_ptr(),
-        scales=scales,
-        bias=bias,
-        kind=_KINDS[weight.dtype],
-        rows=weight.shape[0],
-        columns=weight.shape[1],
-        stride=weight.stride(0),
+        weight=values.data_ptr(),
+        scales=_address(scales, scales_dtype, kept),
+        bias=_address(bias, dtype, kept),
+        kind=kind,
+        rows=rows,
+        columns=columns,
+        stride=values.stride(0),
     )
+
+
+def _address(x: Tensor | None, dtype: torch.dtype, kept: list[Any]) -> int | None:
+    """Return the address of a tensor in a precision, after adding it to ``kept``."""
+    if x is None:
+        return None
+    kept.append(x.detach().to(dtype).contiguous())
+    return kept[-1].data_ptr()

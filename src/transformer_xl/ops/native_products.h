@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 #include <vector>
@@ -12,7 +13,7 @@
 
 namespace {
 
-enum Kind : int32_t { FLOAT = 0, BF16 = 1, INT8 = 2, DOUBLE = 3 };
+enum Kind : int32_t { FLOAT = 0, BF16 = 1, INT8 = 2, DOUBLE = 3, INT4 = 4 };
 
 }  // namespace
 
@@ -21,9 +22,9 @@ extern "C" {
 // A matrix of `rows` rows; vectors that come with it are in the precision of the computation.
 struct Matrix {
     const void *weight;
-    const void *scales;  // of the rows, for INT8, in that precision
+    const void *scales;  // INT8: of the rows, in that precision; INT4: of the groups of each row, in BF16
     const void *bias;    // or null
-    int32_t kind, rows, columns, stride;
+    int32_t kind, rows, columns, stride;  // stride in numbers, of INT4 in pairs
 };
 }
 
@@ -93,6 +94,107 @@ void product_by_sums(const Matrix &m, int start, int stop, const R *x, int B, Ou
     for (; f < stop; ++f) rows_by_streams<1>(w + f * stride, m, x, B, from(f));
 }
 
+// Integers: the states, too, are rounded to integers of 13 bits, so that nothing is converted but sums.
+
+// States of a few streams as integers, and what they are worth.
+struct Rounded {
+    static constexpr int LARGEST = 4095;
+    std::vector<int16_t> values;
+    float worth[4];
+    int64_t width;  // of a stream: whole groups, the last one filled up with zeros
+    Rounded &of(const float *x, int B, int E) {
+        width = (E + GROUP - 1) / GROUP * GROUP;
+        values.assign(B * width, 0);
+        for (int b = 0; b < B; ++b) {
+            const float *from = x + int64_t(b) * E;
+            float largest = 0;
+            for (int e = 0; e < E; ++e) largest = std::max(largest, std::fabs(from[e]));
+            worth[b] = largest / LARGEST;
+            // Of the smallest numbers there is no inverse: they count as zeros.
+            const float inverse = largest > 1e-30f ? LARGEST / largest : 0;
+            int16_t *to = values.data() + b * width;
+            for (int e = 0; e < E; ++e) to[e] = int16_t(int32_t(from[e] * inverse + (from[e] < 0 ? -0.5f : 0.5f)));
+        }
+        return *this;
+    }
+};
+
+// Dot products of some rows with some streams, without the worth of the streams.
+template <int Rows, int Streams>
+inline void integer_tile(const int8_t *w, const Matrix &m, int, const int16_t *x, int64_t width, float (&out)[Rows][Streams]) {
+    Sums acc[Rows][Streams] = {};
+    int e = 0;
+    for (; e + STEP <= m.columns; e += STEP) {
+        Sums xs[Streams];
+        for (int c = 0; c < Streams; ++c) xs[c] = integers(x + c * width + e);
+        for (int n = 0; n < Rows; ++n) {
+            __builtin_prefetch(w + (Rows + n) * int64_t(m.stride) + e);
+            const Sums row = integers(w + n * int64_t(m.stride) + e);
+            for (int c = 0; c < Streams; ++c) acc[n][c] = add_products(acc[n][c], row, xs[c]);
+        }
+    }
+    for (int n = 0; n < Rows; ++n)
+        for (int c = 0; c < Streams; ++c) {
+            int32_t lanes[sizeof(Sums) / 4], total = 0;
+            std::memcpy(lanes, &acc[n][c], sizeof(Sums));
+            for (int32_t lane : lanes) total += lane;
+            for (int i = e; i < m.columns; ++i) total += w[n * int64_t(m.stride) + i] * x[c * width + i];
+            out[n][c] = float(total);
+        }
+}
+
+template <int Rows, int Streams>
+inline void integer_tile(const int4 *w, const Matrix &m, int first, const int16_t *x, int64_t width, float (&out)[Rows][Streams]) {
+    Vec<float> acc[Rows][Streams] = {};
+    const int64_t n_groups = width / GROUP;
+    const bf16 *scales = static_cast<const bf16 *>(m.scales) + first * n_groups;
+    for (int64_t g = 0; g < n_groups; ++g) {
+        for (int n = 0; n < Rows; ++n) {
+            const int4 *pairs = w + n * int64_t(m.stride) + g * (GROUP / 2);
+            if (g % 4 == 0) __builtin_prefetch(pairs + Rows * int64_t(m.stride));
+            Sums row[GROUP / STEP];
+            integers_of_group(pairs, row);
+            const float scale = as_real(scales[n * n_groups + g]);
+            for (int c = 0; c < Streams; ++c) {
+                Sums sums = {};
+                for (int i = 0; i < GROUP / STEP; ++i)
+                    sums = add_products(sums, row[i], integers(x + c * width + g * GROUP + i * STEP));
+                acc[n][c] += as_reals(sums) * scale;
+            }
+        }
+    }
+    for (int n = 0; n < Rows; ++n)
+        for (int c = 0; c < Streams; ++c) out[n][c] = sum<float>(acc[n][c]);
+}
+
+template <int N, int Streams, class W>
+inline void integer_rows(const W *w, const Matrix &m, int first, const Rounded &x, int b, Out<float> out) {
+    float found[N][Streams];
+    integer_tile<N, Streams>(w, m, first, x.values.data() + b * x.width, x.width, found);
+    for (int n = 0; n < N; ++n)
+        for (int c = 0; c < Streams; ++c) out.at(n, b + c) = found[n][c] * x.worth[b + c];
+}
+
+template <class W> void product_of_integers(const Matrix &m, int start, int stop, const float *x, int B, Out<float> out) {
+    static thread_local Rounded rounded;
+    rounded.of(x, B, m.columns);
+    const W *w = static_cast<const W *>(m.weight);
+    const auto from = [&](int row) { return Out<float>{out.data + (row - start) * out.row, out.row, out.stream}; };
+    for (int b = 0; b < B;) {
+        const bool is_pair = b + 2 <= B;
+        int f = start;
+        for (; f + 4 <= stop; f += 4) {
+            if (is_pair) integer_rows<4, 2>(w + f * int64_t(m.stride), m, f, rounded, b, from(f));
+            else integer_rows<4, 1>(w + f * int64_t(m.stride), m, f, rounded, b, from(f));
+        }
+        for (; f < stop; ++f) {
+            if (is_pair) integer_rows<1, 2>(w + f * int64_t(m.stride), m, f, rounded, b, from(f));
+            else integer_rows<1, 1>(w + f * int64_t(m.stride), m, f, rounded, b, from(f));
+        }
+        b += is_pair ? 2 : 1;
+    }
+}
+
 // Many streams: a lane for each. No sums over lanes, and each weight is read once for all of them.
 
 // How many streams are computed together; 0: so few that sums over lanes are faster.
@@ -152,8 +254,18 @@ void product_by_lanes(const Matrix &m, int start, int stop, const R *x, int B, O
             for (int n = 0; n < many; ++n) {
                 R *row = converted.data() + int64_t(n) * E;
                 int e = 0;
-                for (; e + L <= E; e += L) store(row + e, load(weight + n * stride + e));
-                for (; e < E; ++e) row[e] = as_real(weight[n * stride + e]);
+                if constexpr (std::is_same_v<W, int4>) {
+                    const int n_groups = (E + GROUP - 1) / GROUP;
+                    const bf16 *scales = static_cast<const bf16 *>(m.scales) + int64_t(f + n) * n_groups;
+                    int8_t numbers[GROUP];
+                    for (; e < E; ++e) {
+                        if (e % GROUP == 0) unpack(weight + n * stride + e / 2, numbers);
+                        row[e] = numbers[e % GROUP] * as_real(scales[e / GROUP]);
+                    }
+                } else {
+                    for (; e + L <= E; e += L) store(row + e, load(weight + n * stride + e));
+                    for (; e < E; ++e) row[e] = as_real(weight[n * stride + e]);
+                }
             }
             w = converted.data(), stride = E;
         }
@@ -178,6 +290,8 @@ template <class R> inline void transpose(const R *x, int B, int E, R *out) {
 template <class R, class W>
 void product_of(const Matrix &m, int start, int stop, const R *x, int B, Out<R> out) {
     if (lanes_for<R>(B)) product_by_lanes<R, W>(m, start, stop, x, B, out);
+    else if constexpr (std::is_same_v<W, int8_t> || std::is_same_v<W, int4>)
+        product_of_integers<W>(m, start, stop, x, B, out);
     else product_by_sums<R, W>(m, start, stop, x, B, out);
 }
 
@@ -187,8 +301,9 @@ template <class R> void product(const Matrix &m, int start, int stop, const R *x
     if constexpr (std::is_same_v<R, double>) product_of<double, double>(m, start, stop, x, B, out);
     else if (m.kind == BF16) product_of<float, bf16>(m, start, stop, x, B, out);
     else if (m.kind == INT8) product_of<float, int8_t>(m, start, stop, x, B, out);
+    else if (m.kind == INT4) product_of<float, int4>(m, start, stop, x, B, out);
     else product_of<float, float>(m, start, stop, x, B, out);
-    const R *scales = static_cast<const R *>(m.scales), *bias = static_cast<const R *>(m.bias);
+    const R *scales = m.kind == INT8 ? static_cast<const R *>(m.scales) : nullptr, *bias = static_cast<const R *>(m.bias);
     if (!scales && !bias) return;
     for (int b = 0; b < B; ++b)
         for (int f = start; f < stop; ++f) {

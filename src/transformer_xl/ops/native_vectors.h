@@ -24,6 +24,9 @@ constexpr int BYTES = 16;
 struct bf16 {
     uint16_t bits;
 };
+struct int4 {
+    uint8_t pair;  // of two numbers, each 8 more than it is worth
+};
 
 template <class R> struct Lanes;
 template <> struct Lanes<float> {
@@ -139,6 +142,66 @@ inline void put(bf16 *p, float x) {
     // Round to nearest, ties to even, which would turn some NaN into a number.
     word = x == x ? word + 0x7fff + ((word >> 16) & 1) : 0x7fc00000;
     p->bits = uint16_t(word >> 16);
+}
+
+// Sums of products of integers, two neighbors at once where there are instructions for it. They are exact: numbers
+// in 8 bits times such in 13 need a row of 16,000 of them to overflow.
+#if defined(__AVX512BW__)
+typedef __m512i Sums;
+constexpr int STEP = 32;
+inline Sums integers(const int16_t *p) { return _mm512_loadu_si512(p); }
+inline Sums integers(const int8_t *p) {
+    return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
+}
+inline Sums add_products(Sums sums, Sums w, Sums x) { return _mm512_add_epi32(sums, _mm512_madd_epi16(w, x)); }
+inline Vec<float> as_reals(Sums sums) { return (Vec<float>)_mm512_cvtepi32_ps(sums); }
+#elif defined(__AVX2__)
+typedef __m256i Sums;
+constexpr int STEP = 16;
+inline Sums integers(const int16_t *p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)); }
+inline Sums integers(const int8_t *p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+}
+inline Sums add_products(Sums sums, Sums w, Sums x) { return _mm256_add_epi32(sums, _mm256_madd_epi16(w, x)); }
+inline Vec<float> as_reals(Sums sums) { return (Vec<float>)_mm256_cvtepi32_ps(sums); }
+#else
+typedef Lanes<float>::ints Sums;
+constexpr int STEP = Lanes<float>::n;
+template <class W> inline Sums integers(const W *p) {
+    typedef W part __attribute__((vector_size(STEP * sizeof(W))));
+    part q;
+    std::memcpy(&q, p, sizeof q);
+    return __builtin_convertvector(q, Sums);
+}
+inline Sums add_products(Sums sums, Sums w, Sums x) { return sums + w * x; }
+inline Vec<float> as_reals(Sums sums) { return __builtin_convertvector(sums, Vec<float>); }
+#endif
+
+constexpr int GROUP = 32;  // numbers in 4 bits with one scale: the first half in the low bits of 16 bytes
+
+// The numbers of a group.
+inline void unpack(const int4 *p, int8_t *out) {
+    for (int i = 0; i < GROUP / 2; ++i) {
+        out[i] = int8_t((p[i].pair & 15) - 8);
+        out[i + GROUP / 2] = int8_t((p[i].pair >> 4) - 8);
+    }
+}
+
+inline void integers_of_group(const int4 *p, Sums (&out)[GROUP / STEP]) {
+#if defined(__AVX2__)
+    const __m128i pairs = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p)), low = _mm_set1_epi8(15);
+    const __m128i first = _mm_and_si128(pairs, low), second = _mm_and_si128(_mm_srli_epi16(pairs, 4), low);
+#if defined(__AVX512BW__)
+    out[0] = _mm512_sub_epi16(_mm512_cvtepu8_epi16(_mm256_set_m128i(second, first)), _mm512_set1_epi16(8));
+#else
+    out[0] = _mm256_sub_epi16(_mm256_cvtepu8_epi16(first), _mm256_set1_epi16(8));
+    out[1] = _mm256_sub_epi16(_mm256_cvtepu8_epi16(second), _mm256_set1_epi16(8));
+#endif
+#else
+    int8_t numbers[GROUP];
+    unpack(p, numbers);
+    for (int i = 0; i < GROUP / STEP; ++i) out[i] = integers(numbers + i * STEP);
+#endif
 }
 
 // e^x for x <= 0, with a relative error of about 1e-7 (Cephes' polynomial).

@@ -19,8 +19,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.ops import native
 from transformer_xl.ops.context import Context
-from transformer_xl.ops.packed import Int8Weight
+from transformer_xl.ops.packed import PackedWeight
 
 LEAST_WORK = 1 << 22
 """Minimum multiplications of a product for oneDNN."""
@@ -34,12 +35,15 @@ _setting_before: list[str] = []
 
 def linear(
     x: Float[Tensor, "*batch E"],
-    weight: Float[Tensor, "F E"] | Int8Weight,
+    weight: Float[Tensor, "F E"] | PackedWeight,
     bias: Float[Tensor, " F"] | None,
 ) -> Float[Tensor, "*batch F"]:
     """Return ``x weight^T + bias``, as :func:`torch.nn.functional.linear` does."""
-    if isinstance(weight, Int8Weight):
-        return weight.product(x, bias)
+    if isinstance(weight, PackedWeight):
+        if not native.multiplies(x, weight):
+            return weight.product(x, bias)
+        rows = native.product(x.reshape(-1, x.shape[-1]), weight, bias)
+        return rows.view(*x.shape[:-1], -1)
     # The dtype to which autocast casts the operands; those in float64 it leaves alone.
     is_cast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")
     is_cast &= torch.float64 not in (x.dtype, weight.dtype)

@@ -362,9 +362,13 @@ class Answer:
         self.record()
         yield written + _DONE
 
+    @property
+    def _n_drawn(self) -> int:
+        return sum(len(text.written) for text in self._texts)
+
     def _usage(self) -> Json:
         """Return the number of tokens read and sampled, and of those that were read before."""
-        read, drawn = self._n_prompt, sum(len(text.written) for text in self._texts)
+        read, drawn = self._n_prompt, self._n_drawn
         # Of the texts of one prompt, one.
         first = self._texts[:: self._body.n or 1]
         return {
@@ -377,12 +381,10 @@ class Answer:
 
     def record(self) -> None:
         """Count the tokens, and note them for the access log."""
-        usage = self._usage()
-        read, drawn = usage["prompt_tokens"], usage["completion_tokens"]
-        self._service.n_read.inc(read)
-        self._service.n_drawn.inc(drawn)
+        self._service.n_read.inc(self._n_prompt)
+        self._service.n_drawn.inc(self._n_drawn)
         session = f", session {self._session}" if self._session else ""
-        self._request.scope["note"] = f"{read}+{drawn} tokens{session}"
+        self._request.scope["note"] = f"{self._n_prompt}+{self._n_drawn} tokens{session}"
 
 
 class _Events(StreamingResponse):

@@ -98,24 +98,23 @@ class TransformerXLCache(Cache):
         cache.batch_repeat_interleave(repeats)
         return cache
 
-    def crop(self, max_length: int) -> None:
+    def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens, while the memory still has the whole text.
 
         Args:
-            max_length: How many tokens to keep; if it is negative, how many to forget.
+            tokens_to_remove: How many, as a negative number.
 
         Raises:
             InputError: The text is shorter, or a part of it has left the memory.
         """
-        n = self.seen - max_length if max_length >= 0 else -max_length
-        state = self._state
+        n, state = -tokens_to_remove, self._state
         length = len(state) if isinstance(state, Memory) else state.n_positions
         if not 0 <= n <= self.seen or length != self.seen:
             raise InputError(
-                f"max_length={max_length} cannot be reached: of {self.seen} tokens, the last "
-                f"{length} are in the memory, and what tokens before them saw has left it. Keep "
-                "the cache of that time, which later calls do not change, or give "
-                "past_key_values=None to begin"
+                f"tokens_to_remove={tokens_to_remove} must be from {-self.seen} to 0, and of the "
+                f"{self.seen} tokens, only {length} are in the memory: what tokens saw before them "
+                "has left it. Keep the cache of that time, which later calls do not change, or "
+                "give past_key_values=None to begin"
             )
         if isinstance(state, Memory):
             state = state.without_last(n)
@@ -128,7 +127,7 @@ class TransformerXLCache(Cache):
 
     def reset(self) -> None:
         """Forget the text, as :meth:`crop` does."""
-        self.crop(0)
+        self.crop(-self.seen)
 
 
 def require_cache(cache: object) -> TransformerXLCache | None:
