@@ -353,12 +353,12 @@ def test_the_ring_is_no_larger_than_the_texts_need():
     read(decoder, tokens[:, :600])
     assert 600 < decoder.capacity <= 1200
     read(decoder, tokens)
-    assert decoder.capacity == 1000 + 250 + 2
-    for _ in range(126):
+    assert decoder.capacity == 1000 + 512 + 2
+    for _ in range(152):
         # Short texts: when it is full, it becomes smaller.
         decoder.reset([0, 1])
         read(decoder, tokens[:, :10])
-    assert decoder.capacity == 64
+    assert decoder.capacity < 100
 
 
 @pytest.mark.parametrize("variant", ["paper", "key offset", "input recurrence"])

@@ -5,6 +5,7 @@ All generation uses it: of functions and sessions, the server and transformers.
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -246,7 +247,7 @@ class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOve
     @torch.no_grad()
     def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], int]:
         """See :meth:`Decoder.read`."""
-        if [x for owner, name, x in self._maps if getattr(owner, name) is not x]:
+        if not all(children[name] is x for children, name, x in self._maps):
             raise InputError(OTHER_ADAPTERS)
         self._require_shape(tokens, self._model.config)
         reset_at = self._model.config.reset_at
@@ -298,7 +299,7 @@ def choose_step(
     return None, f"the model is called: {against}"
 
 
-def _linear_maps(model: TransformerXL) -> list[tuple[nn.Module, str, nn.Module]]:
-    """Return the linear maps of the layers, with their owners and names there."""
-    parts = [part for layer in model.layers for part in layer.modules()]
-    return [(x, *c) for x in parts for c in x.named_children() if isinstance(c[1], nn.Linear)]
+def _linear_maps(model: TransformerXL) -> list[tuple[Mapping[str, Any], str, nn.Module]]:
+    """Return the linear maps of the layers, with the children of their owners and names there."""
+    owners = [part._modules for layer in model.layers for part in layer.modules()]
+    return [(x, name, c) for x in owners for name, c in x.items() if isinstance(c, nn.Linear)]

@@ -12,7 +12,7 @@ from transformer_xl.model.arguments import Rows, stream_numbers
 from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.memory import Memory
 
-_LEAST_CAPACITY = 64
+_LEAST_ROOM = 62
 _Ring = TypeVar("_Ring", bound="Ring")
 
 
@@ -200,11 +200,10 @@ class Ring:
 
     def _capacity_for(self, M: int) -> int:
         """Return the capacity to allocate for ``M`` positions and the next ones."""
-        kept = self.mem_len
         if self.is_fixed:
-            return kept + 1
-        # A full one is copied for each quarter of its length: less than reading it four times.
-        return max(_LEAST_CAPACITY, min(2 * (M + 1), kept + kept // 4 + 2))
+            return self.mem_len + 1
+        # As long as it takes to read it four times, or 512 times if it is short, it is not copied.
+        return M + 2 + max(M // 4, min(M, 512), _LEAST_ROOM)
 
     def _slots(self, start: int, stop: int) -> Int[Tensor, " n"]:
         """Return the slots of the positions from ``start`` to ``stop``."""

@@ -3,8 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
-from typing import Any, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Float, Int, UInt8
@@ -32,8 +31,7 @@ from transformer_xl.model import (
 )
 
 
-@dataclass(frozen=True)
-class _Progress:
+class _Progress(NamedTuple):
     """What a step of a batch changes.
 
     It is replaced as a whole, so that an interrupt leaves a consistent state.
@@ -154,7 +152,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     def end(self, text: int) -> None:
         """Stop a text before the next step."""
-        self._now = replace(self._now, ended=self._now.ended | {text})
+        self._now = self._now._replace(ended=self._now.ended | {text})
 
     def decode(self, vocab: Vocab, stop: str | Sequence[str] = ()) -> list[str]:
         """Generate all remaining tokens; return the text of each, without prompts.
@@ -210,8 +208,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         drawn = dict(zip(texts, tokens, strict=True))
         for text, token in drawn.items():
             histories[text].append(token)
-        self._now = replace(
-            after,
+        self._now = after._replace(
             texts=texts,
             unread=[(token,) for token in tokens],
             histories={**now.histories, **histories},
@@ -238,7 +235,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
                 if len(rows) != decoder.batch_size:
                     decoder = decoder.select(rows)
                 hidden, state = decoder.read(torch.tensor([now.unread[row][0] for row in rows]))
-        return hidden, replace(now, decoder=decoder, state=state)
+        return hidden, now._replace(decoder=decoder, state=state)
 
 
 class Generation(Iterator[int]):
