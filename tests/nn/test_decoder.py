@@ -397,3 +397,16 @@ def test_forks_and_rewound_decoders_go_on_as_those_that_read_nothing_else(varian
             if kind == "compiled":
                 assert torch.equal(hidden, expected)
         assert_same_memory(decoder.memory().last(6), alone.memory().last(6))
+
+
+@torch.no_grad()
+def test_a_document_that_begins_in_a_fork_leaves_the_other_as_it_is(kind):
+    model = TransformerXL(replace(CONFIG, key_offset=True, reset_at=5, mem_len=6)).double().eval()
+    one, alone = (decoder_of(model, model.start_memory(1), kind) for _ in range(2))
+    for token in (1, 2, 3):
+        one(torch.tensor([token]))
+        alone(torch.tensor([token]))
+    other = one.fork()
+    one(torch.tensor([5]))
+    for token in (7, 8):
+        assert torch.equal(other(torch.tensor([token])), alone(torch.tensor([token])))
