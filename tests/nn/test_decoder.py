@@ -9,7 +9,7 @@ from tests.laws.conftest import CONFIG
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import Decoder, TransformerXL, build_model
-from transformer_xl.model.decoder import EagerDecoder, RingDecoder, choose_step
+from transformer_xl.model.decoder import CachedDecoder, EagerDecoder, choose_step
 from transformer_xl.model.segment import Lengths
 from transformer_xl.model.steps import CapturedStep, CompiledStep
 from transformer_xl.ops import native, reference, triton
@@ -136,7 +136,7 @@ def decoder_of(model, mems, kind=None, **lengths):
     if kind == "eager":
         return EagerDecoder(model, lengths, model.keep(mems))
     step = CompiledStep if kind == "compiled" else CapturedStep
-    return RingDecoder(model, lengths, mems, step)
+    return CachedDecoder(model, lengths, mems, step)
 
 
 def read(decoder, tokens):

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 import transformer_xl
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.decoder import Decoder, EagerDecoder, RingDecoder, choose_step
+from transformer_xl.model.decoder import CachedDecoder, Decoder, EagerDecoder, choose_step
 from transformer_xl.model.quantizing import compact
 from transformer_xl.model.segment import Lengths
 from transformer_xl.model.steps import CompiledStep
@@ -67,7 +67,7 @@ def model_of(dtype=torch.float64, **settings):
 def both(model, batch_size):
     lengths = Lengths.of(model.config).windowed(model.config)
     memory = model.keep(model.start_memory(batch_size))
-    return EagerDecoder(model, lengths, memory), RingDecoder(model, lengths, memory, CompiledStep)
+    return EagerDecoder(model, lengths, memory), CachedDecoder(model, lengths, memory, CompiledStep)
 
 
 def tokens_for(model, batch_size, n):
@@ -89,14 +89,18 @@ def assert_as_exact(model, exact, batch_size):
 def test_the_compiled_step_is_that_of_torch(variant):
     model = model_of(**VARIANTS[variant])
     for batch_size in (1, 3, 5, 9, 33):
-        ring, compiled = both(model, batch_size)
+        called, compiled = both(model, batch_size)
         for n, tokens in enumerate(tokens_for(model, batch_size, 24)):
             torch.testing.assert_close(
-                compiled(tokens), ring(tokens), rtol=1e-11, atol=1e-12, msg=f"{batch_size} streams"
+                compiled(tokens),
+                called(tokens),
+                rtol=1e-11,
+                atol=1e-12,
+                msg=f"{batch_size} streams",
             )
-            # Once around the ring, of which one stream forgets the beginning.
+            # Beyond the memory, of which one stream forgets the beginning.
             if n == 10:
-                for decoder in (ring, compiled):
+                for decoder in (called, compiled):
                     decoder.reset([batch_size - 1])
 
 
@@ -184,9 +188,9 @@ from tests_of_native import both, model_of, tokens_for
 from transformer_xl.ops import PackedWeight, native
 for batch_size in (1, 9):
     model = model_of(norm_first=True)
-    ring, compiled = both(model, batch_size)
+    called, compiled = both(model, batch_size)
     for tokens in tokens_for(model, batch_size, 60):
-        torch.testing.assert_close(compiled(tokens), ring(tokens), rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(compiled(tokens), called(tokens), rtol=1e-11, atol=1e-12)
 print(native.level())
 """
 

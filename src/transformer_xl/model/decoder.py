@@ -21,9 +21,9 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import OTHER_ADAPTERS, Memory
 from transformer_xl.model.positions import Positions
 from transformer_xl.model.reading import read
-from transformer_xl.model.ring import Ring
 from transformer_xl.model.segment import Lengths, View
 from transformer_xl.model.steps import CapturedStep, CompiledStep, Step
+from transformer_xl.model.stream_cache import StreamCache
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.variants.key_offset import own_width
 from transformer_xl.ops import choose_backend, native
@@ -68,7 +68,7 @@ class Decoder(ABC):
         step, _ = choose_step(model, memory.tensors[0].dtype)
         if step is None:
             return EagerDecoder(model, lengths, memory)
-        return RingDecoder(cast(TransformerXL, model), lengths, memory, step)
+        return CachedDecoder(cast(TransformerXL, model), lengths, memory, step)
 
     def __call__(self, tokens: Inputs) -> Float[Tensor, "B D"]:
         """Read a token of each stream and set the next state; return the output of the layers.
@@ -202,8 +202,8 @@ class EagerDecoder(Decoder):
         return memory.last(self.lengths.mem_len) if is_cut else memory
 
 
-class RingDecoder(Ring, Decoder):  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Keeps keys and values in a ring, on which a step works: compiled or captured.
+class CachedDecoder(StreamCache, Decoder):  # pyright: ignore[reportIncompatibleMethodOverride]
+    """Keeps keys and values in a cache, on which a step works: compiled or captured.
 
     Args:
         model: The model, in evaluation mode and with fixed weights.

@@ -1,8 +1,8 @@
-"""The steps of a decoder on its ring: a token of each stream through all layers at once.
+"""The steps of a decoder on its cache: a token of each stream through all layers at once.
 
 :class:`CompiledStep` is a call of the compiled library, on a CPU; :class:`CapturedStep` a replayed
 CUDA graph, on a GPU. Both have the addresses of the tensors of a
-:class:`~transformer_xl.model.ring.Ring`, and are made again when it has others.
+:class:`~transformer_xl.model.stream_cache.StreamCache`, and are made again when it has others.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from transformer_xl.model.capture import captured
 from transformer_xl.model.positions import Positions
-from transformer_xl.model.ring import Ring
+from transformer_xl.model.stream_cache import StreamCache
 from transformer_xl.model.tokens import embedded
 from transformer_xl.model.variants.adaptive import AdaptiveEmbedding
 from transformer_xl.ops import native, triton
@@ -25,19 +25,19 @@ if TYPE_CHECKING:
 
 
 class Step(ABC):
-    """A step with the addresses of a ring.
+    """A step with the addresses of a cache.
 
     Args:
         model: The model, in evaluation mode and with fixed weights.
-        ring: Keys and values; in fixed buffers if ``is_fixed``.
-        positions: The positions of as many distances as a token can see, for each layer; of a ring
+        cache: Keys and values; in fixed buffers if ``is_fixed``.
+        positions: The positions of as many distances as a token can see, for each layer; of a cache
             that is fixed, of as many as it has slots.
         attn_lens: How many keys a token sees at most in each layer, its own included.
 
     Attributes:
         kind: How it runs.
-        is_fixed: Whether the ring must never move.
-        tensors: Those of the ring that it has the addresses of.
+        is_fixed: Whether the cache must never move.
+        tensors: Those of the cache that it has the addresses of.
     """
 
     kind: ClassVar[str]
@@ -46,17 +46,17 @@ class Step(ABC):
     def __init__(
         self,
         model: "TransformerXL",
-        ring: Ring,
+        cache: StreamCache,
         positions: Sequence[Positions],
         attn_lens: Sequence[int],
     ) -> None:
-        self._model, self._ring, self._attn_lens = model, ring, attn_lens
-        self._positions, self.tensors = positions, ring.tensors
+        self._model, self._cache, self._attn_lens = model, cache, attn_lens
+        self._positions, self.tensors = positions, cache.tensors
         self._prepare()
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make what a step needs of model and ring."""
+        """Make what a step needs of model and cache."""
 
     @abstractmethod
     def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
@@ -74,7 +74,7 @@ class CompiledStep(Step):
     is_fixed = False
 
     def _prepare(self) -> None:
-        self._layers = _described(self._model, self._ring, self._positions, self._attn_lens)
+        self._layers = _described(self._model, self._cache, self._positions, self._attn_lens)
         self._is_recurrent = self._model.input_decay is not None
 
     @staticmethod
@@ -97,19 +97,19 @@ class CompiledStep(Step):
 
     def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
         """See :class:`Step`. A token outside the vocabulary raises before anything is modified."""
-        ring, model = self._ring, self._model
+        cache, model = self._cache, self._model
         x = embedded(model.embedding, tokens[:, None])[:, 0]
         if (reset_at := model.config.reset_at) is not None:
-            ring.first[tokens == reset_at] = ring.position
-        n_keys = ring.position + 1 - ring.first
-        newest = ring.next_slot
-        if ring.n_offset and (begins := ring.first == ring.position).any():
+            cache.first[tokens == reset_at] = cache.position
+        n_keys = cache.position + 1 - cache.first
+        newest = cache.next_slot
+        if cache.n_offset and (begins := cache.first == cache.position).any():
             # The first key of a document has nothing of the token before.
-            for keys in ring.keys:
-                keys[:, begins, newest, -ring.n_offset :] = 0
+            for keys in cache.keys:
+                keys[:, begins, newest, -cache.n_offset :] = 0
         if self._is_recurrent:
-            x = recurrent(model, ring, x, ring.position, (newest - 1) % ring.capacity)
-            ring.inputs[:, newest] = x
+            x = recurrent(model, cache, x, cache.position, (newest - 1) % cache.capacity)
+            cache.inputs[:, newest] = x
             x = x.to(model.dtype)
         return self._layers(x, n_keys, newest)
 
@@ -124,8 +124,8 @@ class CapturedStep(Step):
     is_fixed = True
 
     def _prepare(self) -> None:
-        model, ring = self._model, self._ring
-        B, config, device = ring.batch_size, model.config, ring.first.device
+        model, cache = self._model, self._cache
+        B, config, device = cache.batch_size, model.config, cache.first.device
         # Inputs and output of a step, at fixed addresses.
         self._position, self._newest = (
             torch.zeros(shape, dtype=torch.int64, device=device) for shape in ((), (1,))
@@ -133,31 +133,31 @@ class CapturedStep(Step):
         self._tokens = torch.zeros(B, dtype=torch.int64, device=device)
         if config.n_features:
             self._tokens = torch.zeros(B, config.n_features, dtype=model.dtype, device=device)
-        self._hidden = ring.keys[0].new_zeros(B, config.d_model)
+        self._hidden = cache.keys[0].new_zeros(B, config.d_model)
         self._replay: Callable[[], None] | None = None
 
     def __call__(self, tokens: Tensor) -> Float[Tensor, "B D"]:
         """See :class:`Step`."""
         self._tokens.copy_(tokens)
-        self._position.fill_(self._ring.position)
-        self._newest.fill_(self._ring.next_slot)
+        self._position.fill_(self._cache.position)
+        self._newest.fill_(self._cache.next_slot)
         if self._replay is None:
-            self._replay = captured(self._step, self._ring.first)
+            self._replay = captured(self._step, self._cache.first)
         self._replay()
         return self._hidden.clone()
 
     def _step(self) -> None:
-        model, ring, tokens = self._model, self._ring, self._tokens
+        model, cache, tokens = self._model, self._cache, self._tokens
         x = self._embedded(tokens[:, None])
         if (reset_at := model.config.reset_at) is not None:
             is_reset = tokens == reset_at
-            ring.first.copy_(torch.where(is_reset, self._position, ring.first))
+            cache.first.copy_(torch.where(is_reset, self._position, cache.first))
         if model.input_decay is not None:
-            before = (self._newest - 1) % ring.capacity
-            exact = recurrent(model, ring, x[:, 0], self._position, before)
-            ring.inputs.index_copy_(1, self._newest, exact[:, None])
+            before = (self._newest - 1) % cache.capacity
+            exact = recurrent(model, cache, x[:, 0], self._position, before)
+            cache.inputs.index_copy_(1, self._newest, exact[:, None])
             x = exact.to(x.dtype)[:, None]
-        n_keys = self._position + 1 - ring.first
+        n_keys = self._position + 1 - cache.first
         n_seen = {x: n_keys.clamp(max=x) for x in set(self._attn_lens)}
         layer_input, nothing = model.residuals(model, x), x[:, :0]
         for n, layer in enumerate(model.layers):
@@ -169,7 +169,7 @@ class CapturedStep(Step):
             x = layer.finish(x, layer.attention.merged(attended))
             if model.config.enhanced_recurrence:
                 present = layer.keys_and_values(x)
-                for cached, new in zip((ring.keys[n], ring.values[n]), present, strict=True):
+                for cached, new in zip((cache.keys[n], cache.values[n]), present, strict=True):
                     cached.index_copy_(2, self._newest, new.permute(2, 0, 1, 3).to(cached.dtype))
         self._hidden.copy_(model.final_norm(x)[:, 0])
 
@@ -182,14 +182,14 @@ class CapturedStep(Step):
     def _attended(
         self, n: int, q: Tensor, k: Tensor, v: Tensor, n_seen: Int[Tensor, " B"]
     ) -> Float[Tensor, "B 1 H K"]:
-        """Write the keys and values, (B, 1, H, K), into the ring of layer ``n``; attend to it."""
-        keys, values, position = self._ring.keys[n], self._ring.values[n], self._positions[n]
+        """Write the keys and values, (B, 1, H, K), into the cache of layer ``n``; attend to it."""
+        keys, values, position = self._cache.keys[n], self._cache.values[n], self._positions[n]
         q, k, v, r = (x.to(keys.dtype) for x in (q, k, v, position.r))
-        after, n_offset, own = (self._newest + 1) % self._ring.capacity, self._ring.n_offset, k
+        after, n_offset, own = (self._newest + 1) % self._cache.capacity, self._cache.n_offset, k
         if n_offset:
             # The first of a document has no token before it, nor has the oldest.
             before = keys[..., -n_offset:].index_select(2, self._newest).permute(1, 2, 0, 3)
-            begins = self._ring.first == self._position
+            begins = self._cache.first == self._position
             before = before.masked_fill(begins[:, None, None, None], 0)
             k = torch.cat([k[..., :-n_offset], before], -1)
             keys[..., -n_offset:].index_fill_(2, after, 0)
@@ -207,7 +207,7 @@ class CapturedStep(Step):
 
 def recurrent(
     model: "TransformerXL",
-    ring: Ring,
+    cache: StreamCache,
     x: Float[Tensor, "B D"],
     position: int | Tensor,
     before: int | Tensor,
@@ -216,23 +216,26 @@ def recurrent(
 
     Args:
         model: A model with ``input_recurrence``.
-        ring: The ring of the inputs.
+        cache: The cache of the inputs.
         x: The embedded tokens.
         position: Their position.
         before: The slot of the position before.
     """
     assert model.input_decay is not None
-    last = ring.inputs[:, before].reshape(x.shape)
+    last = cache.inputs[:, before].reshape(x.shape)
     factor = model.input_decay.to(last.dtype).tanh()
     # Without a memory, each position is the first one.
-    is_first = (ring.first >= position) | (not ring.mem_len)
+    is_first = (cache.first >= position) | (not cache.mem_len)
     return x.to(last.dtype) + (last * factor).masked_fill(is_first[:, None], 0)
 
 
 def _described(
-    model: "TransformerXL", ring: Ring, positions: Sequence[Positions], attn_lens: Sequence[int]
+    model: "TransformerXL",
+    cache: StreamCache,
+    positions: Sequence[Positions],
+    attn_lens: Sequence[int],
 ) -> native.Layers:
-    """Describe the layers of a model and their rings for the compiled library."""
+    """Describe the layers of a model and their caches for the compiled library."""
     config = model.config
     final = model.final_norm
     factors = [(1.0, 0.0)] * config.n_layer
@@ -241,7 +244,7 @@ def _described(
         factors[1:] = zip(*others, strict=True)
     layers = []
     for n, layer in enumerate(model.layers):
-        tensors: dict[str, object] = {"keys": ring.keys[n], "values": ring.values[n]}
+        tensors: dict[str, object] = {"keys": cache.keys[n], "values": cache.values[n]}
         tensors |= positions[n]._asdict() | {"attn_len": attn_lens[n]}
         for name, matrix in zip(("qkv", "o", "inner", "outer"), layer.matrices, strict=True):
             tensors |= {name: matrix.weight, f"{name}_bias": matrix.bias}
@@ -261,5 +264,5 @@ def _described(
         norm_first=config.norm_first,
         is_rms=config.norm == "rms",
         eps=config.norm_eps,
-        n_offset=ring.n_offset,
+        n_offset=cache.n_offset,
     )

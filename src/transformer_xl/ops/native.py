@@ -183,7 +183,7 @@ def _checked(error: int) -> None:
 
 
 class Layers:
-    """The layers of a model with their ring buffers, for one token of each stream at a time.
+    """The layers of a model with keys and values, for one token of each stream at a time.
 
     Sums are in float32, or in float64 if keys and values are. The weights must be fixed: matrices
     are read where they lie, but small tensors in another precision are copied.
@@ -195,7 +195,7 @@ class Layers:
             ``attention_norm_bias``, ``feed_forward_norm_bias``, ``q_norm``, ``k_norm`` and
             ``query_growth``, a number for each head, for queries that see more than ``growth_from``
             keys; the keys of the distances ``r``, (capacity, H, K), and ``distance_bias``,
-            (capacity, H), farthest first; the rings ``keys`` and ``values``, (H, B, capacity, K);
+            (capacity, H), farthest first; the caches ``keys`` and ``values``, (H, B, capacity, K);
             ``attn_len``, how many keys a token sees at most; and the factors of residuals,
             ``embedding_own`` and ``embedding_first``.
         final_norm: Weight and bias of a normalization of the output, or None.

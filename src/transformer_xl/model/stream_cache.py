@@ -13,14 +13,14 @@ from transformer_xl.model.keys_and_values import KeysAndValues
 from transformer_xl.model.memory import Memory
 
 _LEAST_ROOM = 62
-_Ring = TypeVar("_Ring", bound="Ring")
+_Cache = TypeVar("_Cache", bound="StreamCache")
 
 
-class Ring:
+class StreamCache:
     """Keys and values of the last positions of each stream, and slots for the next ones.
 
     Position n of all streams is at slot (n - origin) % capacity. The softmax does not depend on the
-    order of the keys, so nothing is moved while streams go on. A fixed ring has ``mem_len + 1``
+    order of the keys, so nothing is moved while streams go on. A fixed cache has ``mem_len + 1``
     slots, which are used in turns. Any other one is used from front to back: before it is full,
     what is remembered is copied to the front of a new one. So it lies in the order of the text, on
     which the rounding of sums depends; and a copy by :meth:`fork` shares the buffers until one of
@@ -33,12 +33,12 @@ class Ring:
         memory: Keys and values to start with. They are copied.
         mem_len: How many positions a stream remembers.
         n_offset: How many features of a key are those of the position before.
-        is_fixed: Whether the ring has its full capacity from the start, so that its addresses stay
+        is_fixed: Whether the cache has its full capacity from the start, so that its addresses stay
             the same.
 
     Attributes:
         tensors: Keys and values of each layer, (H, B, capacity, K); with ``input_recurrence`` also
-            the inputs of the first layer, (1, B, capacity, D). A ring that moves has another tuple.
+            the inputs of the first layer, (1, B, capacity, D). If it moves, there is a new tuple.
         capacity: Number of slots.
         mem_len: As the argument.
         is_fixed: As the argument.
@@ -68,7 +68,7 @@ class Ring:
 
     @property
     def device(self) -> torch.device:
-        """Device of the ring."""
+        """Device of the cache."""
         return self.first.device
 
     @property
@@ -100,8 +100,8 @@ class Ring:
         """Forget the last ``n`` positions of each stream, at most ``n_positions``."""
         self.position -= n
 
-    def fork(self: _Ring) -> _Ring:
-        """Return a ring that goes on by itself; both share the buffers while they can."""
+    def fork(self: _Cache) -> _Cache:
+        """Return a cache that goes on by itself; both share the buffers while they can."""
         if self.is_fixed:
             return self.select(range(self.batch_size))
         if self._free is None:
@@ -121,7 +121,7 @@ class Ring:
             self._move(M)
 
     def own(self) -> None:
-        """Copy the positions into new buffers if others have those of this ring, too."""
+        """Copy the positions into new buffers if others have those of this cache, too."""
         if self._free is not None:
             self._move(0)
 
@@ -137,7 +137,7 @@ class Ring:
             return False
         if self._free is None or M:
             return self._free is None
-        # dict.pop is atomic: of two rings, one may write.
+        # dict.pop is atomic: of two caches, one may write.
         if not self._free.pop(self.position, False):
             return False
         self._free[self.position + 1] = True
@@ -156,16 +156,16 @@ class Ring:
         return KeysAndValues(*cached, forgotten=mask, adapters=())
 
     @torch.no_grad()
-    def select(self: _Ring, rows: Rows) -> _Ring:
-        """Return a new ring of the streams ``rows``, in that order; repetition is allowed."""
+    def select(self: _Cache, rows: Rows) -> _Cache:
+        """Return a new cache of the streams ``rows``, in that order; repetition is allowed."""
         index, other = self._numbers(rows), copy.copy(self)
         other.tensors = tuple([x.index_select(1, index) for x in layers] for layers in self.tensors)
         other.first, other._free = self.first[index], None
         return other
 
     @torch.no_grad()
-    def take(self: _Ring, rows: Rows) -> _Ring:
-        """Reorder the streams in place if that is possible; else return a new ring."""
+    def take(self: _Cache, rows: Rows) -> _Cache:
+        """Reorder the streams in place if that is possible; else return a new cache."""
         if not self.is_fixed or len(index := self._numbers(rows)) != self.batch_size:
             return self.select(rows)
         for layers in self.tensors:
@@ -216,8 +216,8 @@ class Ring:
         tensors = tuple([x.index_select(2, slots) for x in layers] for layers in self.tensors)
         if self.n_offset:
             after = self._slots(self.position - M + 1, self.position + 1)
-            for x, ring in zip(tensors[0], self.keys, strict=True):
-                x[..., -self.n_offset :] = ring.index_select(2, after)[..., -self.n_offset :]
+            for x, cache in zip(tensors[0], self.keys, strict=True):
+                x[..., -self.n_offset :] = cache.index_select(2, after)[..., -self.n_offset :]
         return tensors
 
     def _lay_out(self, tensors: Sequence[Sequence[Tensor]], M: int) -> None:
@@ -229,13 +229,13 @@ class Ring:
             [x.new_zeros(*x.shape[:2], capacity, x.shape[3]) for x in layers] for layers in tensors
         )
         self._write(new, tensors, slots, slice(None), self.first - (self.position - n))
-        # In one assignment, so that an interrupt leaves a consistent ring.
+        # In one assignment, so that an interrupt leaves a consistent cache.
         layout = new, capacity, self.position - M, None
         self.tensors, self.capacity, self._origin, self._free = layout
 
     def _write(
         self,
-        ring: Sequence[Sequence[Tensor]],
+        cache: Sequence[Sequence[Tensor]],
         tensors: Sequence[Sequence[Tensor]],
         slots: Int[Tensor, " positions"],
         rows: slice,
@@ -244,20 +244,20 @@ class Ring:
         """Write the newest positions of some streams, each of its own token.
 
         Args:
-            ring: The buffers of the ring.
+            cache: The buffers of the cache.
             tensors: The positions, oldest first.
             slots: Their slots, and that of the next one.
             rows: Which streams.
             begins: Which of the positions is the first of each stream.
         """
-        for layers, of_layers in zip(ring, tensors, strict=True):
+        for layers, of_layers in zip(cache, tensors, strict=True):
             for x, new in zip(layers, of_layers, strict=True):
                 x[:, rows, slots[:-1]] = new.to(x.dtype)
         if not self.n_offset or len(slots) == 1:
             return
         place = torch.arange(1, len(slots), device=slots.device)
         is_first = (place == begins[:, None])[None, :, :, None]
-        for x, new in zip(ring[0], tensors[0], strict=True):
+        for x, new in zip(cache[0], tensors[0], strict=True):
             last = x[:, rows, :, -self.n_offset :]
             last[:, :, slots[0]] = 0
             last[:, :, slots[1:]] = new[..., -self.n_offset :].to(x.dtype).masked_fill(is_first, 0)
