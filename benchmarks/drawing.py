@@ -15,20 +15,28 @@ COLORS = (
 )  # fmt: skip
 
 
-def lines_svg(lines: Mapping[str, Sequence[Sequence[float]]], *, after: float = 0.0) -> str:
+def lines_svg(
+    lines: Mapping[str, Sequence[Sequence[float]]],
+    *,
+    after: float = 0.0,
+    low: float | None = None,
+    digits: int = 3,
+) -> str:
     """Draw lines over a common axis that begins at 0.
 
     Args:
         lines: The points of each, by name.
         after: The range of the values is that of the points behind this share of the axis; what is
             above it is cut off.
+        low: Where the axis of the values begins. None: a little below the least.
+        digits: Of the values beside that axis, behind the point.
     """
     width = WIDTH + NAMES * (len(lines) > FEW)
     points = [point for line in lines.values() for point in line]
     last = max(x for x, _ in points) or 1
     late = [y for x, y in points if x >= last * after]
     margin = 0.05 * (max(late) - min(late)) or 0.1
-    low, high = min(late) - margin, max(late) + margin
+    low, high = min(late) - margin if low is None else low, max(late) + margin
 
     def place(x: float, y: float) -> tuple[float, float]:
         across = LEFT + (WIDTH - LEFT - 10) * x / last
@@ -44,7 +52,7 @@ def lines_svg(lines: Mapping[str, Sequence[Sequence[float]]], *, after: float = 
         _, y = place(0, value)
         found += [
             f'<path d="M{LEFT} {y:.1f}H{WIDTH - 10}" stroke="#dfe3e7"/>',
-            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3f}</text>',
+            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.{digits}f}</text>',
         ]
     for i, anchor in ((0, "start"), (2, "middle"), (4, "end")):
         x, _ = place(last * i / 4, high)

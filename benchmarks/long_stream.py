@@ -1,6 +1,6 @@
 """A stream of a million tokens: killed, restored, forked, rewound, it is the same to the last bit.
 
-    python benchmarks/long_stream.py shakespeare --json long_stream.json
+    python benchmarks/long_stream.py shakespeare --json long_stream.json --chart long_stream.svg
     python benchmarks/long_stream.py --base --tokens 20000 --json long_stream_base.json
 
 A process writes the stream and saves its state every ``--save_every`` tokens. It is killed
@@ -31,10 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from drawing import lines_svg
 from result_file import rounded, write_result_file
 from turns import circumstances
 
 from transformer_xl import ModelConfig, Sampling, State, TransformerXL, load_vocab
+from transformer_xl.config.files import replace_file
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.generate import from_pretrained, generate
 from transformer_xl.model import Decoder, ModelFolder
@@ -187,6 +189,7 @@ def main() -> None:
     parser.add_argument("--save_every", type=int, default=1000)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the results there")
+    parser.add_argument("--chart", type=Path, help="draw the time of a token there")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.write:
@@ -215,6 +218,9 @@ def main() -> None:
     result = rounded(circumstances() | {"model": "base" if given.base else name} | found)
     if given.json:
         write_result_file(given.json, result)
+    if given.chart:
+        lines = {"microseconds a token": [point[:2] for point in points]}
+        replace_file(given.chart, lines_svg(lines, low=0, digits=0).encode())
     print(json.dumps({x: y for x, y in result.items() if x != "microseconds_and_mb"}, indent=1))
 
 
