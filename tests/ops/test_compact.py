@@ -11,7 +11,9 @@ BFLOAT16 = torch.finfo(torch.bfloat16).eps
 
 def error(found, x, weight, bias):
     """The error of a product, in units of what rounding it once to bfloat16 costs at most."""
-    right = F.linear(x.double(), weight.exact().double(), None if bias is None else bias.double())
+    right = F.linear(
+        x.double(), weight.dequantize().double(), None if bias is None else bias.double()
+    )
     return (found.double() - right).abs().max() / (right.abs().max() * BFLOAT16)
 
 
@@ -52,7 +54,7 @@ def test_rows_of_a_weight_are_a_weight(packing):
 def test_rows_are_looked_up_by_their_index(packing):
     weight = packing.of(torch.randn(24, 40))
     index = torch.tensor([[3, 0], [23, 3]])
-    assert torch.equal(weight.rows(index), weight.exact().bfloat16()[index])
+    assert torch.equal(weight.rows(index), weight.dequantize().bfloat16()[index])
     for outside in (-1, 24):
         with pytest.raises(IndexError):
             weight.rows(torch.tensor([outside]))
@@ -62,7 +64,7 @@ def test_states_that_are_zero_or_as_large_as_may_be_are_multiplied(packing):
     weight = packing.of(torch.randn(8, 64))
     for size in (0, 1e-38, 1e-28, 1e35):
         x = torch.full((2, 64), size).bfloat16()
-        found, right = linear(x, weight, None), x.double() @ weight.exact().double().T
+        found, right = linear(x, weight, None), x.double() @ weight.dequantize().double().T
         assert found.isfinite().all()
         torch.testing.assert_close(found.double(), right, rtol=0.02, atol=1e-29)
 
@@ -72,7 +74,7 @@ def test_four_bits_are_the_nearest_of_their_scale_and_the_scale_fits_the_group()
     weight[1] = 0
     packed = Int4Weight.of(weight)
     assert packed.nbytes == 50 * 3 * (16 + 2)
-    moved = (packed.exact() - weight).abs()
+    moved = (packed.dequantize() - weight).abs()
     scales = packed.scales.float().abs().repeat_interleave(GROUP, 1)[:, :70]
     # But for the largest one, which is -8 or 7.
     assert (moved <= 2 * scales).all()
@@ -85,6 +87,6 @@ def test_a_number_moves_by_half_of_what_an_integer_is_worth():
     weight = torch.randn(50, 64) * torch.logspace(-6, 3, 50)[:, None]
     # Zeros stay zeros.
     weight[1] = 0
-    moved = (Int8Weight.of(weight).exact() - weight).abs().amax(1)
+    moved = (Int8Weight.of(weight).dequantize() - weight).abs().amax(1)
     # The worth of an integer is itself rounded to bfloat16.
     assert (moved <= weight.abs().amax(1) / 254 * (1 + BFLOAT16)).all()

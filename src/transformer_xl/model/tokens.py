@@ -204,7 +204,7 @@ class Softmax(Predictor, nn.Linear):
         if targets is not None:
             x, flat = input.flatten(0, -2), targets.flatten()
             weight = self.weight
-            weight = weight.exact().to(x.dtype) if isinstance(weight, PackedWeight) else weight
+            weight = weight.dequantize().to(x.dtype) if isinstance(weight, PackedWeight) else weight
             return linear_nll(x, weight, self.bias, flat).view(targets.shape)
         if native.multiplies(input, self.weight):
             # Of a few rows, by the threads that also step the layers.

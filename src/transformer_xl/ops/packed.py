@@ -43,7 +43,7 @@ class PackedWeight(ABC):
         """Quantize a matrix."""
 
     @abstractmethod
-    def exact(self) -> Float[Tensor, "F E"]:
+    def dequantize(self) -> Float[Tensor, "F E"]:
         """Return the numbers, in float32."""
 
     @property
@@ -76,14 +76,14 @@ class PackedWeight(ABC):
         """
         flat = index.flatten()
         values, scales = (x.index_select(0, flat) for x in (self.values, self.scales))
-        found = type(self)(values, scales, self.columns).exact().to(self.dtype)
+        found = type(self)(values, scales, self.columns).dequantize().to(self.dtype)
         return found.view(*index.shape, self.columns)
 
     def product(
         self, x: Float[Tensor, "*batch E"], bias: Float[Tensor, " F"] | None
     ) -> Float[Tensor, "*batch F"]:
         """Return ``x weight^T + bias``, after the matrix was made as a whole: for many rows."""
-        return F.linear(x, self.exact().to(x.dtype), bias)
+        return F.linear(x, self.dequantize().to(x.dtype), bias)
 
 
 class Int8Weight(PackedWeight):
@@ -99,8 +99,8 @@ class Int8Weight(PackedWeight):
         values = (weight / worth[:, None]).round().clamp(-LARGEST, LARGEST)
         return cls(values.to(torch.int8).contiguous(), scales, weight.shape[1])
 
-    def exact(self) -> Float[Tensor, "F E"]:
-        """See :meth:`PackedWeight.exact`."""
+    def dequantize(self) -> Float[Tensor, "F E"]:
+        """See :meth:`PackedWeight.dequantize`."""
         values: Int8[Tensor, "F E"] = self.values
         return values.float() * self.scales.float()[:, None]
 
@@ -131,8 +131,8 @@ class Int4Weight(PackedWeight):
         values: UInt8[Tensor, "F packed"] = pairs[..., : GROUP // 2] | pairs[..., GROUP // 2 :] << 4
         return cls(values.flatten(1).contiguous(), scales[..., 0].to(cls.dtype), E)
 
-    def exact(self) -> Float[Tensor, "F E"]:
-        """See :meth:`PackedWeight.exact`."""
+    def dequantize(self) -> Float[Tensor, "F E"]:
+        """See :meth:`PackedWeight.dequantize`."""
         pairs = self.values.unflatten(1, (-1, GROUP // 2))
         integers = torch.cat([pairs & 15, pairs >> 4], -1).float() - 8
         numbers = integers * self.scales.float()[..., None]
