@@ -104,15 +104,16 @@ def test_kept_keys_and_values_give_the_numbers_of_the_hidden_states(attending):
 
 
 @torch.no_grad()
-def test_a_ring_gives_the_numbers_of_a_memory(attending):
+def test_a_decoder_gives_the_numbers_of_a_memory(attending):
     model = attending
+    lengths = Lengths.of(model.config).windowed(model.config)
     for prompt in (0, 4, 11):
         mems = model.keep(model.start_memory(2))
         if prompt:
             _, mems = model.read(some_text(2, prompt), mems)
-        decoder = Decoder.of(model, Lengths.of(model.config), mems)
+        decoder = Decoder.of(model, lengths, mems)
         for token in some_text(2, 17).T:
-            hidden, mems = model.read(token[:, None].contiguous(), mems)
+            hidden, mems = model.read(token[:, None].contiguous(), mems, **lengths.arguments)
             torch.testing.assert_close(decoder(token), hidden[:, 0], **EXACT)
         assert_same(decoder.memory(), mems)
 

@@ -129,9 +129,9 @@ class Session:
                 "model has: load_vocab(folder) reads the one beside a model"
             )
         self._lengths = prompt_lengths(model, mem_len, rewindable)
-        model.require_capacity(self._lengths.mem_len)
         self.model, self.vocab = model, vocab
         self.mem_len = Lengths.of(model.config, mem_len=mem_len).mem_len
+        model.require_capacity(self.mem_len)
         self._weights, self._random = "", random_numbers(seed).get_state()
         # The memory of an empty text; None: the text has a state.
         self._begin = text_start(model, self._lengths, preface=preface)
