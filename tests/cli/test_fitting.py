@@ -69,7 +69,7 @@ def test_a_text_in_place_of_a_recipe_is_trained_on_by_bytes(txl, monkeypatch):
     assert ended.code == 0
     assert ended.err.startswith("from random weights, byte by byte")
     assert "\nnote: warmup_steps=" in ended.err
-    assert "txl train english-1 --data.path mine.txt" in ended.err
+    assert "txl train english-2 --data.path mine.txt" in ended.err
     config = load_recipe("runs/mine/recipe.toml")
     assert (config.data.path, config.data.vocab, config.model.vocab_size) == (
         "mine.txt", "bytes", 256
