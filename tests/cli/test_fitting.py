@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from transformer_xl.cli import fitting, parse
+from transformer_xl.config import recipe_of
 from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.shipped import ShippedModel
 from transformer_xl.train import loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -59,6 +61,14 @@ def test_settings_of_a_recipe_give_way_to_given_ones(recipe, given, expected):
 def test_given_settings_never_give_way(given, message):
     with pytest.raises(ValueError, match=message):
         load_recipe("demo").changed(given, pytest.fail)
+
+
+@pytest.mark.parametrize("name", sorted(x.folder.name for x in ShippedModel.all()))
+def test_every_shipped_model_is_fine_tuned_by_its_recipe(name):
+    tuned, recipe = fitting.fine_tuning_of(name, keeps_text=False), recipe_of(name)
+    assert tuned.train.stages == recipe.train.stages
+    assert tuned.model.mem_len == recipe.model.mem_len
+    assert tuned.train.init_from
 
 
 def test_a_text_in_place_of_a_recipe_is_trained_on_by_bytes(txl, monkeypatch):

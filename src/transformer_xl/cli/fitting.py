@@ -87,6 +87,8 @@ def fine_tuning_of(name: str, *, keeps_text: bool) -> Config:
     place, model = folder.path, folder.read_config()
     data = DataConfig(vocab="features") if model.n_features else DataConfig()
     base = recipe or Config(model=model, data=data, eval=evaluation_of(name, None))
+    # A shipped model may have a longer memory than its training had.
+    model = replace(model, mem_len=base.model.mem_len)
     data = base.data
     if not keeps_text or not locate(name).is_path:
         data = replace(data, name="", path=None, valid_path=None, test_path=None, corpus=None)
