@@ -203,7 +203,7 @@ def test_generate_explains_what_it_cannot_do(txl, trained):
 def test_the_command_names_the_preface_and_goes_without_it(txl):
     words = ["generate", "english", "--prompt", "The river", "--length", 8]
     found = txl(*words, "--json")
-    assert "preface 196 tokens (--no_preface: without)" in found.err
+    assert "preface 190 tokens (--no_preface: without)" in found.err
     model, vocab = from_pretrained("english")
     sampling = Sampling(**generation_of("english").sampling)
     session = Session(model, vocab)
