@@ -255,30 +255,26 @@ class Session:
         """
         ids = self.vocab.encode(text) if isinstance(text, str) else text
         tokens = as_tokens(ids, self.model.config).tolist()
-        is_new = self._state is None and not self._is_ahead
         if not tokens:
             return []
-        state = None if is_new else self.state
-        mems, last = (self._begin, None) if state is None else (state.mems, state.last_token)
+        if self._state is None and not self._is_ahead:
+            mems, last, known, n = self._begin, None, (), 0
+            # To the beginning of the text; its first token takes no position yet.
+            rewindable, n_read = len(mems), len(tokens) - 1
+        else:
+            state = self.state
+            mems, last, known, n = state.mems, state.last_token, state.tokens, state.n_tokens
+            rewindable, n_read = state.rewindable, len(tokens)
         reader = Reader(self.model, self._lengths, ReaderState(mems, last))
         scores = reader.read(tokens, scored=scored)
-        known, n, before = (
-            ((), 0, len(mems))
-            if state is None
-            else (*(state.tokens, state.n_tokens, state.rewindable),)
+        state = State(
+            source=reader.state.mems,
+            tokens=joined(known, tokens, most=State.MOST_TOKENS),
+            random=self._random,
+            rewindable=rewindable_after(rewindable, len(mems), n_read, self._lengths, self.model),
+            n_tokens=n + len(tokens),
         )
-        self._writing, self._state = (
-            None,
-            State(
-                source=reader.state.mems,
-                tokens=joined(known, tokens, most=len(known) + len(tokens)),
-                random=self._random,
-                rewindable=rewindable_after(
-                    before, len(mems), len(tokens) - is_new, self._lengths, self.model
-                ),
-                n_tokens=n + len(tokens),
-            ),
-        )
+        self._writing, self._state = None, state
         return scores
 
     def score(self, text: Text) -> list[float | None]:
