@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int8, Int32, UInt8
+from jaxtyping import Int, Int8, UInt8
 from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION, GenerateConfig
@@ -66,7 +66,7 @@ class State:
     MOST_TOKENS: ClassVar[int] = GenerateConfig.MAX_HISTORY + 1
 
     source: Memory | Decoder
-    tokens: Int32[np.ndarray, " n"]
+    tokens: Int[np.ndarray, " n"]
     random: UInt8[Tensor, " bytes"] | None = None
     rewindable: int = 0
     n_tokens: int = 0
