@@ -177,6 +177,6 @@ def shipped_path(name: str) -> Path:
 
     Example:
         >>> shipped_path("shakespeare").name
-        'shakespeare-1'
+        'shakespeare-2'
     """
     return ShippedModel.named(name).folder
