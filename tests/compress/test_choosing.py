@@ -1,5 +1,6 @@
 """A shipped model is chosen by content, and found by the checksum in an archive."""
 
+import codecs
 import lzma
 import random
 import shutil
@@ -19,7 +20,7 @@ from transformer_xl.apps.compress import (
     needs_model,
 )
 from transformer_xl.apps.compress.choosing import PART_BYTES, PARTS, sample_of
-from transformer_xl.config import files
+from transformer_xl.config import ShippedModel, files
 from transformer_xl.data import train_vocab
 from transformer_xl.inference.generate import from_pretrained
 from transformer_xl.model import TransformerXL, build_model
@@ -149,3 +150,19 @@ def test_the_smallest_of_models_and_xz_is_stored(shipped):
         assert needs_model(found.content) == (choice is not None) == (method == "model")
         assert found.model == (choice.shipped.full_name if choice else None)
         assert decompress(found.content, *(choice[1:] if choice else ())) == data
+
+
+@pytest.mark.parametrize("data", [b"", codecs.BOM_UTF8])
+def test_a_file_without_text_is_stored(shipped, data):
+    result, choice = compress_best(data)
+    assert (result.method, choice) == ("stored", None)
+    assert decompress(result.content) == data
+
+
+def test_a_short_file_is_read_once_by_each_model(shipped, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        choosing, "compress", lambda *given: read.append(given[0]) or compress(*given)
+    )
+    compress_best(drawn(TOY))
+    assert len(read) == len(ShippedModel.newest())

@@ -12,24 +12,31 @@ BOM = b"\xef\xbb\xbf"
 CASES = {
     "carriage returns": (b"a\r\nb\r\n", b"a\nb\n"),
     "a lone carriage return": (b"a\rb\r\n", b"a\rb\n"),
+    "a line feed among carriage returns": (b"a\r\nb\r\nc\nd", b"a\nb\nc\r\nd"),
     "a byte order mark": (BOM + b"a\n", b"a\n"),
     "tabs": (b"if x:\n\treturn\n\t\tno\n", b"if x:\n    return\n        no\n"),
+    "a tab behind code": (b"\tx = 1\t# one\n", b"    x = 1\t# one\n"),
+    "a line with spaces": (b"\ta\n\t\tb\n        c\n", b"    a\n        b\n\t\tc\n"),
+    "a table": (b"\ta\tb\n\tc\td\n", b"    a\tb\n    c\td\n"),
     "capitals": (b"THE CAT SAT, he", b"the cat sat, HE"),
+    "few letters": (b"0010 MOVE 1 TO N.", b"0010 move 1 to n."),
     "all": (BOM + b"WHILE NOT:\r\n\tRETURN\r\n", b"while not:\n    return\n"),
 }
 UNCHANGED = {
     "line feeds alone": b"a\nb\n",
-    "both line ends": b"a\r\nb\n",
-    "a table": b"\ta\tb\n\tc\td\n",
-    "tabs and spaces": b"\ta\n    b\n",
+    "as many of both line ends": b"a\r\nb\n",
+    "two carriage returns": b"a\r\r\nb\r\n",
+    "as many tabs as spaces": b"\ta\n    b\n",
+    "spaces behind tabs": b"\t  a\n",
     "small letters": b"The cat\n",
+    "hardly any letters": b"A 123, 456, 789\n",
 }
 
 
 @pytest.mark.parametrize(("text", "changed"), CASES.values(), ids=CASES)
 def test_what_is_changed(text, changed):
-    found, used = applied(text)
-    assert (found, undone(found, used)) == (changed, text)
+    result, used = applied(text)
+    assert (result, undone(result, used)) == (changed, text)
 
 
 @pytest.mark.parametrize("text", UNCHANGED.values(), ids=UNCHANGED)
@@ -43,7 +50,7 @@ def test_every_byte_comes_back(parts):
     assert undone(*applied(text)) == text
 
 
-@pytest.mark.parametrize(("case", "n_applied"), [("carriage returns", 1), ("tabs", 0)])
+@pytest.mark.parametrize(("case", "n_applied"), [("carriage returns", 1), ("tabs", 0), ("all", 3)])
 def test_an_archive_says_what_was_applied(model, vocab, case, n_applied):
     # To a model of bytes, four spaces are more symbols than a tab.
     data = CASES[case][0] * 40

@@ -24,7 +24,7 @@ Say = Callable[[str], object]
 PARTS, PART_BYTES = 12, 2048
 """Parts of a sample, from places all over a file, and the bytes of each."""
 
-_MARGIN = 1.05
+_MARGIN = 1.25
 """A model may still be better if its estimate is this much larger than what xz makes: the parts of
 a sample begin without their past."""
 
@@ -71,21 +71,23 @@ def compress_best(
     models = ShippedModel.newest()
     if not models:
         raise InputError("this installation has no shipped models: give a model with --model DIR")
+    stored, is_short = store(data, settings.ram), len(data) <= PARTS * PART_BYTES
     # Of the changed text: a part that begins within an indentation could not be changed.
-    stored, changed = store(data, settings.ram), applied(data)[0]
+    changed = data if is_short else applied(data)[0]
     sample = sample_of(changed)
-    choices: list[tuple[float, Choice]] = []
+    choices: list[tuple[Compressed, Choice]] = []
     for shipped in models if data else ():
         choice = _loaded(shipped, device, say)
         # Numbers written as text are no text that such a model was trained on.
         if choice is None or choice.vocab.kind == "integers":
             continue
         if result := _compressed(sample, choice, settings, say):
-            choices.append((len(result.content) / len(sample), choice))
-    for ratio, choice in sorted(choices, key=lambda each: each[0]):
-        if ratio * len(changed) > _MARGIN * len(stored.content):
+            choices.append((result, choice))
+    scale = 1 if is_short else len(changed) / len(sample) / _MARGIN
+    for result, choice in sorted(choices, key=lambda each: len(each[0].content)):
+        if scale * len(result.content) >= len(stored.content):
             break
-        if result := _compressed(data, choice, settings, say, progress):
+        if is_short or (result := _compressed(data, choice, settings, say, progress)):
             if len(result.content) >= len(stored.content):
                 break
             say(choice.shipped.using)

@@ -249,7 +249,7 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
 
 
 def _fewest_tokens(data: bytes, vocab: Vocab | None) -> tuple[Int32[np.ndarray, " n"], int]:
-    """Tokenize data, with the transforms if that makes no more symbols than without.
+    """Tokenize data after each transform that makes no more symbols than without.
 
     A model of bytes reads a tab as one symbol, and as many as four spaces.
 
@@ -259,14 +259,22 @@ def _fewest_tokens(data: bytes, vocab: Vocab | None) -> tuple[Int32[np.ndarray, 
     Raises:
         UnrestorableError: The vocabulary can represent neither.
     """
-    found = []
-    for text, used in dict.fromkeys([transforms.applied(data), (data, 0)]):
-        try:
-            found.append((to_tokens(text, vocab), used))
-        except UnrestorableError:
-            if not (used or found):
-                raise
-    return min(found, key=lambda each: len(each[0]))
+    text, used, tokens = data, 0, _tokens_or_none(data, vocab)
+    for n in range(len(transforms.TRANSFORMS)):
+        if (changed := transforms.changed(text, n)) is None:
+            continue
+        new = _tokens_or_none(changed, vocab)
+        if tokens is None or (new is not None and len(new) <= len(tokens)):
+            text, used, tokens = changed, used | 1 << n, new
+    # An error names what the text itself has.
+    return to_tokens(data, vocab) if tokens is None else tokens, used
+
+
+def _tokens_or_none(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"] | None:
+    try:
+        return to_tokens(data, vocab)
+    except UnrestorableError:
+        return None
 
 
 def made_here(learning: Learning | None = None) -> str:

@@ -1,7 +1,9 @@
 """Changes of a text that bring it nearer to what models were trained on, and can be undone.
 
 Shipped models were trained on text with line feeds alone, indented with spaces, mostly in small
-letters. Each transform is only used where undoing it restores every byte.
+letters. A text that mostly has the other is changed: both are swapped, so that the few places that
+had what the models know come back, too. Each transform is only used where undoing it restores every
+byte.
 """
 
 import codecs
@@ -12,10 +14,15 @@ from typing import NamedTuple
 
 TAB = b"    "
 """What stands for a tab at the beginning of a line."""
-MOST_SHRUNK, MOST_GROWN = 2, len(TAB)
-"""Bounds of the size of a text relative to that of its transform, and the reverse."""
-_INDENTED = re.compile(rb"^\t+(?! )", re.M)
-_WITH_SPACES = re.compile(rb"^(?: {4})+(?! )", re.M)
+MOST_SHRUNK, MOST_GROWN = 2 * len(TAB), len(TAB)
+"""How many times as large as its transform a text can be, and the reverse."""
+_CR_LF, _LF = re.compile(rb"\r\n"), re.compile(rb"(?<!\r)\n")
+_LINE_END = re.compile(rb"\r?\n")
+_TABS, _SPACES = (re.compile(rb"^%s+(?![ \t])" % x, re.M) for x in (rb"\t", rb"(?: {4})"))
+_INDENTED = re.compile(_TABS.pattern + b"|" + _SPACES.pattern, re.M)
+_LETTERS = string.ascii_uppercase, string.ascii_lowercase
+_LEAST_CAPITALS = 4
+"""One byte in so many is a capital, or it is not a text in capitals."""
 
 
 class Transform(NamedTuple):
@@ -25,33 +32,48 @@ class Transform(NamedTuple):
     undo: Callable[[bytes], bytes]
 
 
-def _indented_with_spaces(text: bytes) -> bytes:
-    """Indent with spaces, if tabs do nothing but indent, as in code and not in a table."""
-    changed = _INDENTED.sub(lambda tabs: TAB * len(tabs[0]), text)
-    return text if b"\t" in changed else changed
+def _line_ends(text: bytes) -> bytes:
+    """Swap CR LF and LF."""
+    return _LINE_END.sub(lambda end: b"\n" if len(end[0]) > 1 else b"\r\n", text)
 
 
-def _indented_with_tabs(text: bytes) -> bytes:
-    return _WITH_SPACES.sub(lambda spaces: b"\t" * (len(spaces[0]) // len(TAB)), text)
+def _indentation(text: bytes) -> bytes:
+    """Swap tabs and groups of spaces in lines that are indented with one of both alone."""
+
+    def swapped(line: re.Match[bytes]) -> bytes:
+        n = len(line[0])
+        return b"\t" * (n // len(TAB)) if line[0].startswith(b" ") else TAB * n
+
+    return _INDENTED.sub(swapped, text)
 
 
-def _swapped(text: bytes) -> bytes:
-    """Swap capitals and small letters of ASCII in a text most of whose bytes are capitals."""
-    n_capitals = sum(map(text.count, string.ascii_uppercase.encode()))
-    return text.swapcase() if 2 * n_capitals > len(text) else text
+def _mostly(first: re.Pattern[bytes], second: re.Pattern[bytes], text: bytes) -> bool:
+    """Whether a text has more of the first pattern than of the second."""
+    return len(first.findall(text)) > len(second.findall(text))
+
+
+def _is_in_capitals(text: bytes) -> bool:
+    n_capitals, n_small = (sum(map(text.count, letters.encode())) for letters in _LETTERS)
+    return n_capitals > max(n_small, len(text) // _LEAST_CAPITALS)
 
 
 TRANSFORMS = (
     # A byte order mark.
     Transform(lambda x: x.removeprefix(codecs.BOM_UTF8), lambda x: codecs.BOM_UTF8 + x),
-    # Carriage returns.
-    Transform(lambda x: x.replace(b"\r\n", b"\n"), lambda x: x.replace(b"\n", b"\r\n")),
+    # Carriage returns, where most lines end with one.
+    Transform(lambda x: _line_ends(x) if _mostly(_CR_LF, _LF, x) else x, _line_ends),
     # Tabs that indent.
-    Transform(_indented_with_spaces, _indented_with_tabs),
+    Transform(lambda x: _indentation(x) if _mostly(_TABS, _SPACES, x) else x, _indentation),
     # Capitals.
-    Transform(_swapped, bytes.swapcase),
+    Transform(lambda x: x.swapcase() if _is_in_capitals(x) else x, bytes.swapcase),
 )
 """By the number of their bit in the header of an archive."""
+
+
+def changed(text: bytes, n: int) -> bytes | None:
+    """Apply transform ``n``; None: it changes nothing, or could not be undone."""
+    result = TRANSFORMS[n].apply(text)
+    return result if result != text and TRANSFORMS[n].undo(result) == text else None
 
 
 def applied(text: bytes) -> tuple[bytes, int]:
@@ -61,10 +83,9 @@ def applied(text: bytes) -> tuple[bytes, int]:
         The changed text, and which transforms were applied, a bit for each.
     """
     used = 0
-    for n, transform in enumerate(TRANSFORMS):
-        changed = transform.apply(text)
-        if changed != text and transform.undo(changed) == text:
-            text, used = changed, used | 1 << n
+    for n in range(len(TRANSFORMS)):
+        if (result := changed(text, n)) is not None:
+            text, used = result, used | 1 << n
     return text, used
 
 
