@@ -63,11 +63,13 @@ def script_of(folder: Path, name: str) -> str:
 def write_models(app: Any, _: Exception | None) -> None:
     """Write the scripts with the models, and what the server's page shares, beside its own."""
     folder = Path(app.outdir) / "_static" / "playground"
+    if not folder.is_dir():
+        return
     shared = files("transformer_xl.apps.serve")
-    for name in ("token_view.css", "token_view.js") if folder.is_dir() else ():
+    for name in ("token_view.css", "token_view.js"):
         replace_file(folder / name, (shared / name).read_bytes())
     newest = {model.name: model for model in ShippedModel.newest()}
-    for name in MODELS if folder.is_dir() else ():
+    for name in MODELS:
         replace_file(folder / f"{name}.js", script_of(newest[name].folder, name).encode())
 
 

