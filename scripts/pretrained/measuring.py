@@ -1,9 +1,7 @@
 """What is measured of the models that come with the package, beside the loss."""
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +18,7 @@ from tang_poems import POEM_END, is_in_form  # noqa: E402
 from writing import TrainingText  # noqa: E402
 from writing_rows import writing_rows  # noqa: E402
 
+from transformer_xl.apps.compress import Settings, compress  # noqa: E402
 from transformer_xl.cli.loading import load  # noqa: E402
 from transformer_xl.config.recipes import generation_of  # noqa: E402
 from transformer_xl.data import Corpus  # noqa: E402
@@ -41,13 +40,6 @@ class Measurement(NamedTuple):
     """The figures that are returned."""
 
 
-def _txl(*words: str | Path) -> Any:
-    """Run a command, and return the JSON object that it prints."""
-    command = [sys.executable, "-m", "transformer_xl", *map(str, words), "--json"]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def _written(folder: Path, corpus: Corpus, *words: str) -> Figures:
     real, own = writing_rows(folder, corpus, *words, with_training=True)
     return {f"real_{name}": x for name, x in real.items()} | own
@@ -67,19 +59,15 @@ def _after_prompts(folder: Path, corpus: Corpus) -> Figures:
     return {prefix + x: value for prefix, row in rows.items() for x, value in row.items()}
 
 
-def compressed(folder: Path, *words: str) -> float:
+def compressed(folder: Path, *, learn: bool = False) -> float:
     """Compress three files of the held-out package; return the size relative to that of xz."""
     import networkx
 
-    root = Path(networkx.__file__).parent
-    own = xz = 0
-    for name in UNSEEN:
-        xz += compressed_bytes("xz -9e", (root / name).read_bytes())
-        with tempfile.TemporaryDirectory() as temporary:
-            out = Path(temporary) / "file.txl"
-            _txl("compress", root / name, out, "--model", folder, *words)
-            own += out.stat().st_size
-    return own / xz
+    root, (model, vocab) = Path(networkx.__file__).parent, load(folder)
+    contents = [(root / name).read_bytes() for name in UNSEEN]
+    settings = Settings(learn=learn)
+    sizes = [len(compress(x, model, vocab, settings).content) for x in contents]
+    return sum(sizes) / sum(compressed_bytes("xz -9e", x) for x in contents)
 
 
 def _english(folder: Path, corpus: Corpus) -> Figures:
@@ -89,7 +77,7 @@ def _english(folder: Path, corpus: Corpus) -> Figures:
 
 
 def _python(folder: Path, corpus: Corpus) -> Figures:
-    ratios = {"xz_ratio": compressed(folder), "xz_ratio_learned": compressed(folder, "--learn")}
+    ratios = {"xz_ratio": compressed(folder), "xz_ratio_learned": compressed(folder, learn=True)}
     return _english(folder, corpus) | ratios
 
 

@@ -8,7 +8,7 @@ capitals, line breaks, and signs. It exits with 1 if a file shares more than one
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +38,14 @@ def shared(text: str, others: np.ndarray) -> int:
     """Return how many windows of a text are among those of other texts, which are sorted."""
     found = windows(text)
     return int((others.take(np.searchsorted(others, found), mode="clip") == found).sum())
+
+
+def without_shared(texts: Iterable[str], held_out: Iterable[str]) -> list[str]:
+    """Return the texts that share no window with held-out ones, and print how many are left out."""
+    texts, others = list(texts), np.unique(np.concatenate([windows(x) for x in held_out]))
+    rest = [x for x in texts if not shared(x, others)]
+    print(f"{len(texts) - len(rest)} of {len(texts)} left out: they share {WINDOW} words in a row")
+    return rest
 
 
 def main() -> None:

@@ -27,6 +27,8 @@ HELD_OUT = "networkx"
 """The distribution whose sources are the test text."""
 VALIDATION = "werkzeug"
 """The distribution whose sources are the validation text."""
+PARTS = {HELD_OUT: "test", VALIDATION: "validation"}
+"""What the sources of a distribution are, if not the training text."""
 WINDOW = 30
 """Words and signs in a window. A word is a run of letters, digits and underscores; a sign is any
 other character but space."""
@@ -186,22 +188,24 @@ def texts() -> dict[str, bytes]:
         overlapping_files += overlapping
         n_bytes = sum(len(text) for _, text in kept)
         if n_bytes:
-            row = package.name, package.version, package.licence, f"{n_bytes:,}"
+            part = PARTS.get(package.name)
+            name = f"{package.name} ({part} text)" if part else package.name
+            row = name, package.version, package.licence, f"{n_bytes:,}"
             lines.append(f"| {' | '.join(row)} |")
         for path, text in kept:
             groups.setdefault((package.name, path.parent), []).append(text.rstrip() + b"\n\n\n")
     order = sorted(groups, key=lambda x: _digest(f"{x[0]} {x[1].name}"))
-    parts: dict[str, list[bytes]] = {"train": [], "valid": [], "test": []}
+    parts: dict[str, list[bytes]] = {"training": [], "validation": [], "test": []}
     for group in order:
-        part = {HELD_OUT: "test", VALIDATION: "valid"}.get(group[0], "train")
-        parts[part] += groups[group]
+        parts[PARTS.get(group[0], "training")] += groups[group]
     lines += [
         "",
         f"Left out, as they share {WINDOW} words and signs in a row with the test text, which is "
         f"of {HELD_OUT}, or with another Python file of it: {overlapping_files} files.",
     ]
-    found = {f"{part}.txt": b"".join(pieces) for part, pieces in parts.items()}
-    return found | {"sources.md": ("\n".join(lines) + "\n").encode()}
+    files = zip(("train.txt", "valid.txt", "test.txt"), parts.values(), strict=True)
+    contents = {file: b"".join(pieces) for file, pieces in files}
+    return contents | {"sources.md": ("\n".join(lines) + "\n").encode()}
 
 
 def main() -> None:

@@ -21,9 +21,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import numpy as np
 from books import ascii_punctuation, listed, speeches, wrapped
-from overlap import shared, windows
+from overlap import without_shared
 from text_files import parser_for, require_new_files, write_files
 
 from transformer_xl import DataConfig
@@ -104,13 +103,11 @@ def texts(
         held_out: Files of which nothing is in the training text.
     """
     others = [train + valid, *(x.read_text("utf-8", "replace") for x in held_out)]
-    unread = np.unique(np.concatenate([windows(x) for x in others]))
-    read = [in_form(speeches(act), train) for play in plays for act in acts(play)]
-    kept = [x for x in read if not shared(x, unread)]
-    print(f"{len(read) - len(kept)} of {len(read)} acts left out: they share 20 words")
+    read = (in_form(speeches(act), train) for play in plays for act in acts(play))
+    rest = without_shared(read, others)
     # The order of the acts does not depend on that of the plays.
-    kept.sort(key=lambda x: hashlib.sha256(x.encode()).digest())
-    return {"train": "".join([train, "\n\n", *kept]).encode(), "valid": valid.encode()}
+    rest.sort(key=lambda x: hashlib.sha256(x.encode()).digest())
+    return {"train": "".join([train, "\n\n", *rest]).encode(), "valid": valid.encode()}
 
 
 def main() -> None:

@@ -240,7 +240,7 @@ def test_plays_are_written_in_the_form_of_tiny_shakespeare(program, tmp_path, mo
     words = [out, "--plays", plays, "--tiny", tmp_path, "--held_out", held_out]
     monkeypatch.setattr(sys, "argv", ["shakespeare", *map(str, words)])
     shakespeare.main()
-    assert "1 of 2 acts left out" in capsys.readouterr().out
+    assert "1 of 2 left out" in capsys.readouterr().out
     place = len(tiny) * 9 // 10
     assert (out / "valid.txt").read_text() == tiny[place:]
     assert (out / "train.txt").read_text() == tiny[:place] + (
