@@ -12,6 +12,7 @@ pieces of that text are measured, too.
 * repeated 4-grams: share of the 4-grams of words that occurred earlier in the same text, where
   words are what blanks divide;
 * adjacent equal: share of the words that equal the one before;
+* stuck: share of the texts of whose words more than 5 % equal the one before;
 * parses (``--python``): share of the texts whose first 15 lines, prompt included, Python's parser
   accepts up to the last complete statement; at their end no string is open for 10 lines.
 """
@@ -36,6 +37,8 @@ from transformer_xl.inference.generate import Sampling
 
 FIRST, LONGEST = 30, 8
 """Tokens of a text in which it may stutter, and of a sequence that is repeated."""
+MOST_EQUAL = 0.05
+"""Share of the words of a text that may equal the one before."""
 N_LINES, MOST_OPEN_LINES = 15, 9
 """Lines of a text that must parse, and for how many of them a string at the end may be open."""
 PROMPTS = {
@@ -89,10 +92,12 @@ def counted(
     first = [[vocab.decode([token]) for token in text[:FIRST]] for text in texts]
     decoded = [vocab.decode(text) for text in texts]
     words = [x.split() for x in decoded]
+    equal = [*map(adjacent_equal, words)]
     found = {
         "stutter": statistics.mean(map(stutters, first)),
         "repeated_4grams": statistics.mean(map(repeated, words)),
-        "adjacent_equal": statistics.mean(map(adjacent_equal, words)),
+        "adjacent_equal": statistics.mean(equal),
+        "stuck": statistics.mean(share > MOST_EQUAL for share in equal),
     }
     if before:
         whole = map("".join, zip(before, decoded, strict=True))
