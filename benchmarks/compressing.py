@@ -93,8 +93,7 @@ def measured(data: bytes, learner: str | None) -> dict[str, Any]:
     if decompress(found.content, *model) != data:
         raise AssertionError("what is restored is another file")
     restored = time.perf_counter()
-    # With the short header (the format .lzma), as archives have.
-    xz = len(lzma.compress(data, lzma.FORMAT_ALONE, preset=9 | lzma.PRESET_EXTREME))
+    xz = len(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
     return {
         "bytes": len(data),
         "compressed": len(found.content),

@@ -126,13 +126,12 @@ def store(data: bytes, ram: float = RAM) -> Compressed:
 
 
 def _archive(data: bytes, payload: bytes, coding: Coding | Literal["xz"] | None) -> Compressed:
-    learning = coding.learning if isinstance(coding, Coding) else None
     header = Header(
         size=len(data),
         digest=_digest(data),
         payload_crc=zlib.crc32(payload),
-        # The same everywhere.
-        made_by=version("transformer-xl") if coding == XZ else made_here(learning),
+        # Without a model, everything restores it.
+        made_by=made_here(coding.learning) if isinstance(coding, Coding) else "",
         coding=coding,
     )
     return Compressed(
